@@ -1,0 +1,111 @@
+"""SIDCo: the threshold that keeps about ``ratio`` of a vector, from fits of sparsity-inducing distributions."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from torch import Tensor
+
+from sidco_ddp.compressors.base import AbstractCompressor, Report
+from sidco_ddp.compressors.stages import StageCount, adapt_by_paper, adapt_by_record
+from sidco_ddp.distributions import EXPONENTIAL, GAMMA, GENERALIZED_PARETO, Fit
+from sidco_ddp.options import check_choice, check_count, check_flag, check_number
+from sidco_ddp.payload import SparsePayload, select_above
+from sidco_ddp.threshold import estimate_threshold, max_stages
+
+FITS = {  # first stage, later stages and correction
+    "exponential": (EXPONENTIAL, EXPONENTIAL),
+    "pareto": (GENERALIZED_PARETO, GENERALIZED_PARETO),
+    "gamma-pareto": (GAMMA, GENERALIZED_PARETO),
+}
+STAGE_RULES = {"learned": adapt_by_record, "paper": adapt_by_paper}
+
+
+class SidcoState(NamedTuple):
+    """What SIDCo carries from call to call on one bucket."""
+
+    stages: StageCount = StageCount()
+    report: Report = Report()
+
+
+@dataclass(frozen=True, kw_only=True)
+class SidcoCompressor(AbstractCompressor[SidcoState]):
+    """Multi-stage threshold estimation (SIDCo, MLSys 2021, section 2.4 and Algorithm 1).
+
+    Attributes:
+        fits: ``"exponential"`` (the paper's SIDCo-E), ``"pareto"`` (SIDCo-P) or ``"gamma-pareto"`` (SIDCo-GP).
+        stages: fixed stage count M; None adapts it every ``adapt_every`` calls.
+        stage_rule: how M adapts. ``"learned"`` moves towards the M whose raw count was nearest to k;
+            ``"paper"`` is Algorithm 1, whose stages ask for nominal tails.
+        bounded: correct the count to within ``tolerance``. With False and ``stage_rule="paper"`` this
+            is the published method.
+        tolerance: ε, as a share of k.
+        first_tail: δ₁, the share of the non-zeros that the first of several stages keeps.
+        adapt_every: Q, calls between two changes of M.
+    """
+
+    fits: str = "exponential"
+    stages: int | None = None
+    stage_rule: str = "learned"
+    bounded: bool = True
+    tolerance: float = 0.2
+    first_tail: float = 0.25
+    adapt_every: int = 5
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_choice(self.fits, "fits", tuple(FITS))
+        check_choice(self.stage_rule, "stage_rule", tuple(STAGE_RULES))
+        check_flag(self.bounded, "bounded")
+        check_number(self.tolerance, "tolerance", 0.0, "0.2 is the paper's")
+        check_number(self.first_tail, "first_tail", 1e-6, "0.25 is the paper's")
+        check_count(self.adapt_every, "adapt_every", 1, "5 is the paper's")
+        if self.stages is not None:
+            check_count(self.stages, "stages", 1, "None adapts the stage count")
+        if self.tolerance >= 1.0 or self.first_tail >= 1.0:
+            raise ValueError(f"tolerance and first_tail must be below 1, got {self.tolerance} and {self.first_tail}")
+
+    @property
+    def holds_count(self) -> bool:
+        """Only the correction holds the count."""
+        return self.bounded
+
+    @property
+    def max_stages(self) -> int:
+        """Largest stage count that adaptation tries: ``ceil(log2(1 / ratio))``."""
+        return max_stages(self.ratio)
+
+    def init(self, numel: int) -> SidcoState:
+        """One stage, nothing measured."""
+        return SidcoState(StageCount(self.stages or 1))
+
+    def compress(self, vector: Tensor, state: SidcoState) -> tuple[SparsePayload, SidcoState]:
+        """The entries of ``vector`` above the estimated threshold."""
+        k = self.target_count(vector.numel())
+        first, later = self._fits
+        found = estimate_threshold(
+            vector.abs(),
+            k,
+            first,
+            later,
+            state.stages.current,
+            first_tail=self.first_tail,
+            tolerance=self.tolerance,
+            bounded=self.bounded,
+            nominal=self.stage_rule == "paper",
+        )
+        payload = select_above(vector, found.threshold, found.ties)
+        report = Report(found.raw_count, found.stages, found.rounds, found.touched, found.threshold)
+        if found.stages == 0:  # hardly more non-zeros than k: nothing was fitted, nothing is learnt
+            return payload, SidcoState(state.stages, report)
+        return payload, SidcoState(self._adapt(state.stages, found.raw_count / k), report)
+
+    @property
+    def _fits(self) -> tuple[Fit, Fit]:
+        return FITS[self.fits]
+
+    def _adapt(self, stages: StageCount, quality: float) -> StageCount:
+        """Count the call, and every ``adapt_every`` calls let the rule choose the next M."""
+        stages = stages._replace(calls=stages.calls + 1, total=stages.total + quality)
+        if self.stages is not None or stages.calls < self.adapt_every:
+            return stages
+        return STAGE_RULES[self.stage_rule](stages, self.tolerance, self.max_stages)

@@ -1,0 +1,51 @@
+"""How the stage count M adapts to what it measured."""
+
+import math
+from typing import NamedTuple
+
+FORGET_AFTER = 20  # periods for which a measured stage count is believed: distributions drift during training
+
+
+class StageCount(NamedTuple):
+    """The stage count of one bucket and the evidence for it."""
+
+    current: int = 1
+    calls: int = 0  # since the last period ended
+    total: float = 0.0  # sum of raw k̂/k over those calls
+    errors: tuple[float, ...] = ()  # |ln(mean raw k̂/k)| last measured with M = 1, 2, ...; -1 where unknown
+    ages: tuple[int, ...] = ()  # periods since that measurement
+
+
+def adapt_by_paper(stages: StageCount, tolerance: float, most: int) -> StageCount:
+    """Algorithm 1, Adapt_Stages: one stage fewer when too many were selected, one more when too few.
+
+    The mean runs over all Q calls of the period (the paper's listing adds up Q - 1 of them and divides by Q).
+    On heavy tails it is stuck at one stage that selects too many; it stands here for reproduction.
+    """
+    mean = stages.total / stages.calls
+    step = -1 if mean > 1.0 + tolerance else 1 if mean < 1.0 - tolerance else 0
+    return StageCount(min(max(stages.current + step, 1), most))
+
+
+def adapt_by_record(stages: StageCount, tolerance: float, most: int) -> StageCount:
+    """Move towards the stage count whose raw count is nearest to k, in the direction that was seen to help.
+
+    The error of every M tried is remembered for a while. Within the tolerance M stays. Otherwise the better-known
+    neighbour wins: one that was never tried (upwards first), or else one that was measured to be better.
+    """
+    mean = stages.total / stages.calls
+    errors = list(stages.errors or (-1.0,) * most)
+    ages = [min(age + 1, FORGET_AFTER) for age in stages.ages or (FORGET_AFTER,) * most]
+    errors = [-1.0 if age >= FORGET_AFTER else error for error, age in zip(errors, ages, strict=True)]
+    here = min(stages.current, most) - 1
+    errors[here], ages[here] = abs(math.log(max(mean, 1e-9))), 0
+    best = here
+    if not 1.0 - tolerance <= mean <= 1.0 + tolerance:
+        for neighbour in (here + 1, here - 1):
+            if 0 <= neighbour < most:
+                if errors[neighbour] < 0.0:
+                    best = neighbour
+                    break
+                if errors[neighbour] < errors[best]:
+                    best = neighbour
+    return StageCount(best + 1, errors=tuple(errors), ages=tuple(ages))

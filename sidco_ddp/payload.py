@@ -1,0 +1,56 @@
+"""The sparse selection taken from a vector, and the ways to take one."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class SparsePayload:
+    """Selected entries of a vector: ``vector[indices] == values``, indices ascending and unique.
+
+    Attributes:
+        values: 1-D float32 tensor.
+        indices: 1-D int64 tensor of the same length.
+        numel: length of the vector.
+    """
+
+    values: Tensor
+    indices: Tensor
+    numel: int
+
+    @property
+    def count(self) -> int:
+        """Number of selected entries."""
+        return self.indices.numel()
+
+
+def take(vector: Tensor, indices: Tensor) -> SparsePayload:
+    """The entries at ``indices``, in ascending order."""
+    indices = indices.sort().values
+    return SparsePayload(vector[indices], indices, vector.numel())
+
+
+def empty(vector: Tensor) -> SparsePayload:
+    """A payload that selects nothing from ``vector``."""
+    indices = torch.empty(0, dtype=torch.int64, device=vector.device)
+    return SparsePayload(vector[indices], indices, vector.numel())
+
+
+def select_above(vector: Tensor, threshold: float, ties: int = 0) -> SparsePayload:
+    """The entries with magnitude above ``threshold``, and the first ``ties`` entries whose magnitude equals it."""
+    magnitudes = vector.abs()
+    indices = (magnitudes > threshold).nonzero().squeeze(1)
+    if ties == 0:
+        return SparsePayload(vector[indices], indices, vector.numel())
+    equal = (magnitudes == threshold).nonzero().squeeze(1)
+    return take(vector, torch.cat([indices, equal[:ties]]))
+
+
+def largest(payload: SparsePayload, count: int) -> SparsePayload:
+    """The ``count`` entries of largest magnitude (all of them, if there are no more)."""
+    if payload.count <= count:
+        return payload
+    kept = torch.topk(payload.values.abs(), count, sorted=False).indices.sort().values
+    return SparsePayload(payload.values[kept], payload.indices[kept], payload.numel)
