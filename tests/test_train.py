@@ -1,0 +1,400 @@
+"""`train.py` from the outside: what it prints, what it leaves behind, and how it says no."""
+
+import importlib.util
+import json
+import math
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+from sidco_ddp import COMPRESSORS
+from sidco_ddp.training.distributed import find_world
+from sidco_ddp.training.loop import make_plan
+from sidco_ddp.training.optimizers import warmup_then_cosine
+from sidco_ddp.training.options import OptionError
+from sidco_ddp.training.record import _make_folder, to_json
+from sidco_ddp.training.summary import CompressionTotals, compression_metrics
+from sidco_ddp.workloads import TASKS
+
+ROOT = Path(__file__).resolve().parent.parent
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+LAUNCHER_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+SUMMARY_KEYS = [
+    *("task", "compressor", "ratio", "world_size", "steps", "epochs", "train_loss", "metric_name", "metric"),
+    *("khat_over_k_mean", "khat_over_k_min", "khat_over_k_max", "bytes_sent_per_step", "dense_bytes_per_step"),
+    *("samples_per_second", "seconds"),
+]
+STEP_KEYS = {
+    *("step", "epoch", "loss", "lr", "raw_khat_over_k", "khat_over_k", "stages", "bytes_sent", "dense_bytes"),
+    *("compress_seconds", "exchange_seconds", "step_seconds"),
+}
+
+
+def environment() -> dict[str, str]:
+    clean = {name: value for name, value in os.environ.items() if name not in LAUNCHER_VARIABLES}
+    return {**clean, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+
+
+def start(*arguments: str, launcher: list[str] | None = None, **options: Any) -> "subprocess.Popen[str]":
+    command = [*(launcher or [sys.executable]), str(ROOT / "train.py"), *arguments]
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return subprocess.Popen(command, env=environment(), text=True, start_new_session=True, **{**streams, **options})
+
+
+def finish(process: "subprocess.Popen[str]", timeout: float = 60.0) -> tuple[int, str, str]:
+    try:
+        out, err = process.communicate(timeout=timeout)
+    except BaseException:
+        os.killpg(process.pid, signal.SIGKILL)  # the launcher and its workers: start() gave them a group of their own
+        process.communicate()
+        raise
+    return process.returncode, out, err
+
+
+def strict(line: str) -> Any:
+    def refuse(constant: str) -> None:
+        raise AssertionError(f"{constant} is not JSON")
+
+    return json.loads(line, parse_constant=refuse)
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    return [strict(line) for line in path.read_text().splitlines()]
+
+
+def only_folder(log_dir: Path) -> Path:
+    (folder,) = log_dir.iterdir()
+    return folder
+
+
+@pytest.fixture(scope="module")
+def launched(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str, Path]:
+    """stdout, stderr and run folder of two ranks that trained for six steps, the first two of them dense."""
+    log_dir = tmp_path_factory.mktemp("runs") / "not" / "there" / "yet"
+    arguments = [
+        "--steps",
+        "6",
+        "--dense-steps",
+        "2",
+        "--ratio",
+        "0.01",
+        "--batch-size",
+        "8",
+        "--log-dir",
+        str(log_dir),
+    ]
+    status, out, err = finish(start(*arguments, launcher=TORCHRUN))
+    assert status == 0, err
+    return out, err, only_folder(log_dir)
+
+
+def test_the_only_line_on_stdout_is_the_summary(launched: tuple[str, str, Path]) -> None:
+    out, err, _ = launched
+    summary = strict(out)
+    assert out.count("\n") == 1
+    assert list(summary) == SUMMARY_KEYS
+    assert (summary["task"], summary["compressor"], summary["ratio"]) == ("digits", "sidco-e", 0.01)
+    assert (summary["world_size"], summary["steps"], summary["epochs"]) == (2, 6, 1)
+    assert summary["metric_name"] == "accuracy"
+    assert 0 <= summary["metric"] <= 1
+    assert 0 < summary["train_loss"] < 5
+    assert 0.8 <= summary["khat_over_k_min"] <= summary["khat_over_k_mean"] <= summary["khat_over_k_max"] <= 1.2
+    assert 0 < summary["bytes_sent_per_step"] < summary["dense_bytes_per_step"] == 4 * 297_450
+    assert summary["samples_per_second"] > 0
+    assert summary["seconds"] > 0
+    assert "Warning" not in err
+    assert err.count("epoch 1/30  step 6/6") == 1  # one line an epoch, by one rank
+
+
+def test_the_run_folder_tells_the_run(launched: tuple[str, str, Path]) -> None:
+    out, _, folder = launched
+    summary = strict(out)
+    assert folder.name.split("-", 2)[2] == "digits-sidco-e-0.01"
+    names = {path.name for path in folder.iterdir()}
+    assert {"config.json", "metrics.jsonl", "evaluations.jsonl", "summary.json"} < names
+    assert any(name.startswith("events.out.tfevents") for name in names)
+    assert strict((folder / "summary.json").read_text()) == summary
+    config = strict((folder / "config.json").read_text())
+    assert (config["batch_size"], config["lr"], config["world_size"], config["device"]) == (8, 0.05, 2, "cpu")
+
+    steps = lines(folder / "metrics.jsonl")
+    assert [step["step"] for step in steps] == [1, 2, 3, 4, 5, 6]
+    assert all(set(step) == STEP_KEYS for step in steps)
+    assert all(0 <= step["compress_seconds"] < step["step_seconds"] for step in steps)
+    # the first two went out whole: there is no k̂ to speak of, and all bytes were sent
+    assert [step["khat_over_k"] is None for step in steps] == [True, True, False, False, False, False]
+    assert [step["bytes_sent"] >= step["dense_bytes"] for step in steps] == [True, True, False, False, False, False]
+    assert {step["dense_bytes"] for step in steps} == {4 * 297_450}
+    ratios = [step["khat_over_k"] for step in steps[2:]]
+    assert (summary["khat_over_k_min"], summary["khat_over_k_max"]) == (min(ratios), max(ratios))
+    assert summary["khat_over_k_mean"] == pytest.approx(sum(ratios) / 4)
+    assert summary["bytes_sent_per_step"] == pytest.approx(sum(step["bytes_sent"] for step in steps) / 6)
+    assert summary["samples_per_second"] == pytest.approx(6 * 2 * 8 / sum(step["step_seconds"] for step in steps))
+
+    (evaluation,) = lines(folder / "evaluations.jsonl")
+    assert (evaluation["step"], evaluation["samples"]) == (6, 6 * 2 * 8)
+    assert (evaluation["metric"], evaluation["train_loss"]) == (summary["metric"], summary["train_loss"])
+
+
+def run_plain(log_dir: Path, *arguments: str) -> dict[str, Any]:
+    status, out, err = finish(start("--steps", "3", "--log-dir", str(log_dir), "--quiet", *arguments))
+    assert (status, err) == (0, "")
+    summary: dict[str, Any] = strict(out)
+    return summary
+
+
+def test_one_process_by_itself_and_the_seed_decides(tmp_path: Path) -> None:
+    first, again = run_plain(tmp_path, "--seed", "7"), run_plain(tmp_path, "--seed", "7")
+    other = run_plain(tmp_path, "--seed", "8", "--compressor", "none", "--optimizer", "nesterov")
+    assert first["world_size"] == 1
+    assert {**first, "seconds": 0, "samples_per_second": 0} == {**again, "seconds": 0, "samples_per_second": 0}
+    assert other["train_loss"] != first["train_loss"]
+    assert [other[f"khat_over_k_{name}"] for name in ("mean", "min", "max")] == [None] * 3
+    assert other["bytes_sent_per_step"] == other["dense_bytes_per_step"]
+    assert len(list(tmp_path.iterdir())) == 3
+
+
+def test_a_bar_on_a_terminal_and_null_for_a_loss_that_is_not_finite(tmp_path: Path) -> None:
+    ours, theirs = pty.openpty()
+    written: list[bytes] = []
+
+    def read() -> None:
+        try:
+            while chunk := os.read(ours, 4096):
+                written.append(chunk)
+        except OSError:  # how a terminal says that nobody is on its other side any more
+            pass
+
+    process = start("--steps", "3", "--lr", "1e30", "--log-dir", str(tmp_path), stderr=theirs)
+    os.close(theirs)
+    reader = threading.Thread(target=read)
+    reader.start()
+    status, out, _ = finish(process)
+    reader.join()
+    os.close(ours)
+    shown = b"".join(written).decode()
+    assert status == 0, shown
+    assert "3/3" in shown
+    assert "step/s" in shown
+    assert "the training loss is not finite; a lower --lr may help" in shown
+    assert strict(out)["train_loss"] is None
+    assert lines(only_folder(tmp_path) / "metrics.jsonl")[-1]["loss"] is None
+
+
+# ---- refusals
+
+NAMES = ".*".join(map(repr, COMPRESSORS))
+REFUSED = [
+    (["--compressor", "sidco"], rf"argument --compressor: .*'sidco'.*{NAMES}"),
+    (["--task", "mnist"], rf"argument --task: .*'mnist'.*{'.*'.join(map(repr, TASKS))}"),
+    *((["--ratio", value], rf"argument --ratio: '{value}' .*0\.001") for value in ("0", "-1", "1.5", "nan", "abc")),
+    *((["--epochs", value], rf"argument --epochs: '{value}' .*at least 1") for value in ("0", "-1", "1.5")),
+    *((["--steps", value], rf"argument --steps: '{value}' .*at least 1") for value in ("0", "-3")),
+    *((["--batch-size", value], rf"argument --batch-size: '{value}' .*at least 1") for value in ("0", "-3")),
+    *((["--lr", value], rf"argument --lr: '{value}' .*above 0") for value in ("0", "-0.1", "nan", "inf")),
+    (["--bucket-cap-mb", "0"], r"argument --bucket-cap-mb: '0' .*above 0"),
+    (["--dense-steps", "-1"], r"argument --dense-steps: '-1' .*at least 0"),
+    (["--seed", "-1"], r"argument --seed: '-1' .*at least 0"),
+    (["--optimizer", "lbfgs"], r"argument --optimizer: .*'lbfgs'.*'sgd'.*'nesterov'"),
+    (["--batch-size", "1353"], r"argument --batch-size: 1353 is more than the 1352 .* give at most 1352"),
+    (["--compresor", "topk"], r"unrecognized arguments: --compresor topk; did you mean --compressor\?"),
+    (["--comp", "topk"], r"unrecognized arguments: --comp topk"),  # no abbreviations
+    (["--zzz"], r"unrecognized arguments: --zzz; --help lists the options"),
+    (["digits"], r"unrecognized arguments: digits"),
+    (["--backend", "nccl", "--device", "cpu"], r"argument --backend: 'nccl' .*--backend gloo"),
+    (["--device", "tpu"], r"argument --device: .*'tpu'.*'auto', 'cpu', 'cuda'"),
+]
+
+
+@pytest.fixture
+def train(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+    """`train.py` as a module, as if no launcher had started the tests."""
+    for name in LAUNCHER_VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    spec = importlib.util.spec_from_file_location("train", ROOT / "train.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    handler = signal.getsignal(signal.SIGINT)
+    yield module
+    assert signal.getsignal(signal.SIGINT) == handler
+
+
+def refusal(train: ModuleType, capfd: pytest.CaptureFixture[str], *arguments: str) -> str:
+    with pytest.raises(SystemExit) as left:
+        train.main(arguments)
+    out, err = capfd.readouterr()
+    assert (left.value.code, out) == (2, "")
+    assert err.startswith("train.py: error: ")
+    assert err.count("\n") == 1
+    return err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"), REFUSED, ids=lambda value: "=".join(value) if type(value) is list else ""
+)
+def test_a_bad_option_is_refused_in_one_line(
+    train: ModuleType, capfd: pytest.CaptureFixture[str], arguments: list[str], message: str
+) -> None:
+    err = refusal(train, capfd, *arguments)
+    assert re.search(message, err), err
+
+
+def test_cuda_where_there_is_none(
+    train: ModuleType, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert "argument --device: 'cuda' is not available here; give --device cpu" in refusal(
+        train, capfd, "--device", "cuda"
+    )
+    assert find_world("auto", "auto", {}).device.type == "cpu"
+
+
+def test_a_launcher_that_says_half(
+    train: ModuleType, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RANK", "0")
+    assert "RANK is set but WORLD_SIZE, MASTER_ADDR, MASTER_PORT is not" in refusal(train, capfd)
+    for name, value in {"RANK": "2", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}.items():
+        monkeypatch.setenv(name, value)
+    assert "RANK='2' is not one of WORLD_SIZE='2' ranks" in refusal(train, capfd)
+
+
+def test_a_plain_refusal_in_a_process_of_its_own(tmp_path: Path) -> None:
+    """Also the first option that is found out late, once there is a process group. Root may write anywhere but here."""
+    (tmp_path / "file").write_text("")
+    log_dir = str(tmp_path / "file" / "runs")
+    status, out, err = finish(start("--log-dir", log_dir))
+    assert (status, out) == (2, "")
+    assert (
+        err
+        == f"train.py: error: argument --log-dir: {log_dir!r} cannot be written (Not a directory); give a folder that can\n"
+    )
+
+
+@pytest.mark.parametrize("case", ["option", "log-dir"])
+def test_all_ranks_leave_with_status_2_and_one_of_them_says_why(tmp_path: Path, case: str) -> None:
+    (tmp_path / "file").write_text("")
+    arguments = {"option": ["--ratio", "1.5"], "log-dir": ["--log-dir", str(tmp_path / "file" / "runs")]}[case]
+    logs = tmp_path / "logs"
+    status, out, err = finish(start(*arguments, launcher=[*TORCHRUN, "--redirects", "3", "--log-dir", str(logs)]))
+    assert status != 0
+    assert out == ""
+    assert "exitcode  : 2" in err  # torchrun's report; that of the rank which it saw first
+    said = {path.parent.name: path.read_text() for path in logs.rglob("stderr.log")}
+    assert said["1"] == ""
+    assert said["0"].startswith("train.py: error: argument --")
+    assert said["0"].count("\n") == 1
+
+
+# ---- Ctrl-C
+
+
+@pytest.mark.parametrize("launcher", [None, TORCHRUN], ids=["plain", "torchrun"])
+def test_ctrl_c_ends_a_run_quickly_and_leaves_whole_lines(tmp_path: Path, launcher: list[str] | None) -> None:
+    process = start("--epochs", "10000", "--log-dir", str(tmp_path), launcher=launcher)
+    try:
+        deadline = time.monotonic() + 60
+        while not any(path.stat().st_size > 2000 for path in tmp_path.glob("*/metrics.jsonl")):
+            assert process.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to the launcher and to the workers
+        asked = time.monotonic()
+    finally:
+        status, out, err = finish(process, timeout=40)
+    assert time.monotonic() - asked < 20
+    assert out == ""
+    assert "in _train_step" not in err  # no traceback of ours; torchrun prints its own
+    if launcher is None:
+        assert status == 130
+        assert "Traceback" not in err
+    steps = lines(only_folder(tmp_path) / "metrics.jsonl")
+    assert [step["step"] for step in steps] == list(range(1, len(steps) + 1))
+
+
+# ---- the parts
+
+
+@pytest.mark.parametrize(
+    ("epochs", "steps", "expected"),
+    [
+        (None, None, (30, 300)),
+        (3, None, (3, 30)),
+        (3, 7, (3, 7)),
+        (3, 99, (3, 30)),
+        (None, 7, (30, 7)),
+        (None, 301, (31, 301)),
+    ],
+)
+def test_the_length_of_a_run(epochs: int | None, steps: int | None, expected: tuple[int, int]) -> None:
+    plan = make_plan(num_samples=85, global_batch=8, epochs=epochs, steps=steps, default_epochs=30)
+    assert (plan.epochs, plan.total_steps) == expected
+
+
+def test_the_learning_rate_climbs_then_falls_to_zero() -> None:
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=2.0)
+    schedule = warmup_then_cosine(optimizer, warmup_steps=4, total_steps=12)
+    rates = []
+    for _ in range(13):
+        rates.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        schedule.step()
+    assert rates[:5] == pytest.approx([0.5, 1.0, 1.5, 2.0, 2.0])
+    assert rates[4:] == sorted(rates[4:], reverse=True)
+    assert rates[8] == pytest.approx(1.0)
+    assert rates[12] == pytest.approx(0.0)
+
+
+def bucket(k: int, sent: int, raw: int, *, dense: bool = False) -> dict[str, Any]:
+    return {"k": k, "sent_khat": sent, "raw_khat": raw, "stages": 2, "dense": dense}
+
+
+def test_khat_over_k_is_of_the_compressed_buckets_and_steps() -> None:
+    totals = {"bytes_sent": 100, "dense_bytes": 4000, "compress_seconds": 0.1, "exchange_seconds": 0.2}
+    sums = CompressionTotals()
+    mixed = compression_metrics(
+        {"buckets": [bucket(10, 12, 5), bucket(30, 36, 35), bucket(500, 500, 0, dense=True)], "total": totals}
+    )
+    assert (mixed["khat_over_k"], mixed["raw_khat_over_k"]) == (48 / 40, 1.0)
+    sums.add(mixed)
+    sums.add(compression_metrics({"buckets": [bucket(10, 9, 9)], "total": totals}))
+    sums.add(compression_metrics({"buckets": [bucket(500, 500, 0, dense=True)], "total": totals}))
+    summary = sums.summary()
+    assert summary["khat_over_k_mean"] == pytest.approx((1.2 + 0.9) / 2)
+    assert (summary["khat_over_k_min"], summary["khat_over_k_max"]) == (0.9, 1.2)
+    assert (summary["bytes_sent_per_step"], summary["dense_bytes_per_step"]) == (100, 4000)
+
+
+def test_what_is_not_finite_is_null() -> None:
+    assert (
+        to_json({"a": math.nan, "b": [math.inf, 1.5], "c": {"d": -math.inf}})
+        == '{"a": null, "b": [null, 1.5], "c": {"d": null}}'
+    )
+
+
+def test_two_runs_in_the_same_second_get_a_folder_each(tmp_path: Path) -> None:
+    assert [_make_folder(tmp_path, "run").name for _ in range(3)] == ["run", "run-2", "run-3"]
+
+
+def test_more_workers_than_cuda_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    place = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "MASTER_ADDR": "host", "MASTER_PORT": "1"}
+    world = find_world("auto", "auto", {**place, "LOCAL_WORLD_SIZE": "2"})
+    assert (world.rank, world.world_size, world.device, world.backend) == (5, 8, torch.device("cuda", 1), "nccl")
+    with pytest.raises(OptionError, match=r"--device: 'cuda' has 2 device\(s\) here for 4 workers"):
+        find_world("auto", "auto", {**place, "LOCAL_WORLD_SIZE": "4"})
