@@ -25,9 +25,25 @@ class Slot:
     layout: BucketLayout
     wire: WireFormat
     k: int
-    dense: bool  # its message would not be smaller than the bucket, or nothing is to be compressed
+    dense: bool  # goes out whole: its message would not be smaller, or nothing is to be compressed
     memory: Any  # the compressor's state
     last_memory: Any = None  # the compressor's state before the last call
+
+    @classmethod
+    def make(
+        cls,
+        layout: BucketLayout,
+        compressor: AbstractCompressor[Any],
+        *,
+        headroom: float,
+        value_dtype: torch.dtype,
+        dense_below: int,
+    ) -> "Slot":
+        """A slot with nothing remembered; ``dense_below`` is the message size from which a bucket goes out whole."""
+        k = compressor.target_count(layout.numel)
+        wire = WireFormat.for_count(layout.numel, k, headroom, value_dtype)
+        dense = not compressor.sparse or wire.nbytes >= dense_below
+        return cls(layout, wire, k, dense, compressor.init(layout.numel))
 
 
 @dataclass

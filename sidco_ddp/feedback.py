@@ -73,6 +73,11 @@ class ErrorFeedback:
         residual = self._residuals.get(layout)
         return 0.0 if residual is None else torch.linalg.vector_norm(residual).item()
 
+    @property
+    def waiting(self) -> list[str]:
+        """Names of the residuals whose parameter is in no current layout."""
+        return list(self._waiting)
+
     def state_dict(self) -> dict[str, Tensor]:
         """Copies of all residuals, flat float32 vectors by parameter name."""
         pieces = {

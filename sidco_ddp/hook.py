@@ -11,6 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from sidco_ddp import transport
 from sidco_ddp.compressors.base import AbstractCompressor
+from sidco_ddp.owner import reduced_parameters
 from sidco_ddp.state import SIDCoState
 
 
@@ -70,7 +71,7 @@ def attach(
     if options.setdefault("process_group", group) not in (None, group):
         raise ValueError("process_group is not the model's own; leave it out, and give it to DistributedDataParallel")
     options["process_group"] = group
-    options.setdefault("named_parameters", ddp_model.module.named_parameters())
+    options.setdefault("named_parameters", reduced_parameters(ddp_model))
     state = SIDCoState(compressor=compressor, ratio=ratio, **options)
     try:
         ddp_model.register_comm_hook(state, sidco_hook)

@@ -45,6 +45,11 @@ class ParameterNames:
         self._names = {id(parameter): name for name, parameter in self._named}
         self._complete = bool(self._named)
 
+    @property
+    def known(self) -> list[str]:
+        """The names so far: all of them, if they were given."""
+        return list(self._names.values())
+
     def of(self, parameter: Tensor) -> str:
         """The parameter's name.
 

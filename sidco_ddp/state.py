@@ -1,6 +1,7 @@
 """What the hook remembers between calls: options, residuals, compressor states, the step, and their checkpoint."""
 
 import math
+import sys
 import time
 from collections.abc import Iterable
 from dataclasses import asdict
@@ -13,14 +14,15 @@ from torch import Tensor
 from sidco_ddp import transport
 from sidco_ddp.agreement import agree
 from sidco_ddp.call import Call, Slot
+from sidco_ddp.checkpoint import FORMAT, check_format, from_plain, to_plain, warn_about_names
 from sidco_ddp.compressors import make_compressor
 from sidco_ddp.compressors.base import AbstractCompressor
 from sidco_ddp.feedback import ErrorFeedback
 from sidco_ddp.layout import BucketLayout, ParameterNames
 from sidco_ddp.options import check_choice, check_count, check_flag, check_number
-from sidco_ddp.owner import owners
+from sidco_ddp.owner import owner, reduced_parameters
 from sidco_ddp.stats import BucketStats, summarise
-from sidco_ddp.wire import VERSION, WireFormat
+from sidco_ddp.wire import VERSION
 
 VALUE_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
@@ -78,6 +80,7 @@ class SIDCoState:
         self._names = None if named_parameters is None else ParameterNames(named_parameters)
         self._group: dist.ProcessGroup | None = None
         self._slots: dict[BucketLayout, Slot] = {}
+        self._loaded: dict[tuple[str, ...], Any] = {}  # compressor states whose bucket did not appear yet
         self._last: list[Call] = []  # the calls of the last step
         self._step_ended = True
 
@@ -130,33 +133,65 @@ class SIDCoState:
             total["residual_norm"] = math.hypot(*(bucket["residual_norm"] for bucket in buckets))
         return {"step": self.step, "buckets": buckets, "total": total}
 
+    def state_dict(self) -> dict[str, Any]:
+        """What must survive a restart, of this rank: plain types and tensors, residuals by parameter name."""
+        slots = self._slots.values()
+        memory = [{"names": list(slot.layout.names), "state": to_plain(slot.memory)} for slot in slots]
+        return {
+            "format": FORMAT,
+            "step": self.step,
+            "compressor": repr(self.compressor),
+            "residuals": self.feedback.state_dict(),
+            "memory": memory + [{"names": list(names), "state": saved} for names, saved in self._loaded.items()],
+        }
+
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
+        """Take over what :meth:`state_dict` gave, in place, before or after registration and the first backward.
+
+        Residuals find their parameters by name, whatever the bucket layout is now. Names that do not match are warned
+        about. What the compressor learnt is taken over only by an equal compressor and bucket.
+
+        Raises:
+            ValueError: ``saved`` is something else.
+        """
+        check_format(saved)
+        self.step = saved["step"]
+        self._step_ended = True
+        self.feedback.load_state_dict(saved["residuals"])
+        same = saved["compressor"] == repr(self.compressor)
+        self._loaded = {tuple(entry["names"]): entry["state"] for entry in saved["memory"]} if same else {}
+        for layout, slot in self._slots.items():
+            slot.memory = self._remembered(layout, self.compressor.init(layout.numel))
+        if self._names is not None:
+            warn_about_names(saved["residuals"], self._names.known)
+
+    def _remembered(self, layout: BucketLayout, fresh: Any) -> Any:
+        """What a checkpoint says that the compressor knew about a bucket, if it says so."""
+        saved = self._loaded.pop(layout.names, None)
+        return fresh if saved is None else from_plain(fresh, saved)
+
     def _bind(self) -> tuple[dist.ProcessGroup, ParameterNames]:
         """On the first call: the group and the parameter names, from the DDP module where they were not given."""
         if self._group is None or self._names is None:
-            modules = owners(self)
-            if len(modules) > 1:
-                raise RuntimeError(
-                    f"one SIDCoState is registered on {len(modules)} DDP modules; build a state for each of them"
-                )
-            module = modules[0] if modules else None
+            module = owner(self)
+            if self._names is None:
+                self._names = ParameterNames(reduced_parameters(module) if module else None)
+                warn_about_names(self.feedback.waiting, self._names.known)
             self._group = transport.resolve(self.process_group or (module.process_group if module else None))
-            self._names = self._names or ParameterNames(module.module.named_parameters() if module else None)
         return self._group, self._names
 
     def _new_slot(self, layout: BucketLayout, bucket: dist.GradBucket, group: dist.ProcessGroup) -> Slot:  # type: ignore[name-defined]
-        """Make and agree on what is remembered of a layout that was not seen before."""
-        k = self.compressor.target_count(layout.numel)
-        wire = WireFormat.for_count(layout.numel, k, self.headroom, self.value_dtype)
+        """Make, and agree with the other ranks on, what is remembered of a layout that was not seen before."""
         buffer = bucket.buffer()
-        larger = wire.nbytes >= buffer.numel() * buffer.element_size()
-        dense = not self.compressor.sparse or (larger and self.dense_fallback)
-        terms = (
-            VERSION,
-            layout.numel,
-            layout.fingerprint,
-            wire.checksum(dense, self.exchange, self.compressor),
-            self.step,
+        below = buffer.numel() * buffer.element_size() if self.dense_fallback else sys.maxsize
+        slot = Slot.make(
+            layout, self.compressor, headroom=self.headroom, value_dtype=self.value_dtype, dense_below=below
         )
-        agree(terms, bucket.index(), group, buffer.device)
-        slot = self._slots[layout] = Slot(layout, wire, k, dense, self.compressor.init(layout.numel))
+        options = slot.wire.checksum(slot.dense, self.exchange, self.compressor, self.dense_steps)
+        agree((VERSION, layout.numel, layout.fingerprint, options, self.step), bucket.index(), group, buffer.device)
+        slot.memory = self._remembered(layout, slot.memory)
+        gone = [old for old in self._slots if not set(old.names).isdisjoint(layout.names)]  # DDP made new buckets
+        for old in gone:
+            del self._slots[old]
+        self._slots[layout] = slot
         return slot

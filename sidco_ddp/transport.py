@@ -50,11 +50,11 @@ def all_gather_now(row: list[int], group: dist.ProcessGroup, device: torch.devic
 
 
 def all_reduce_mean(buffer: Tensor, group: dist.ProcessGroup) -> Future[Tensor]:
-    """Mean of every rank's ``buffer``, in place, divided first as plain DDP does."""
+    """Mean of every rank's ``buffer``, in place, scaled first and with the same factor as plain DDP."""
     size = group.size()
     if size == 1:
         return _done(buffer)
-    work = dist.all_reduce(buffer.div_(size), group=group, async_op=True)
+    work = dist.all_reduce(buffer.mul_(1.0 / size), group=group, async_op=True)
     return cast("Future[Tensor]", work.get_future().then(lambda _: buffer))
 
 

@@ -112,14 +112,14 @@ class WireFormat:
     def average(self, gathered: Tensor, headers: list[Header], out: Tensor) -> None:
         """Mean of all ranks' selections into ``out``, which is overwritten.
 
-        Ranks are added one by one in rank order, each entry divided by their number once: all replicas
+        Ranks are added one by one in rank order, each entry scaled by one over their number once: all replicas
         compute the same bits. Sums are taken in float32 whatever the dtype of ``out``.
         """
         total = out if out.dtype == torch.float32 else torch.empty(self.numel, device=out.device)
         total.zero_()
         for message, header in zip(gathered, headers, strict=True):
             part = self.decode(message, header.num_entries)
-            total.index_add_(0, part.indices, part.values.div_(len(headers)))
+            total.index_add_(0, part.indices, part.values.mul_(1.0 / len(headers)))
         if total is not out:
             out.copy_(total)
 

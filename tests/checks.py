@@ -11,7 +11,7 @@ from sidco_ddp import attach
 
 
 class Branches(nn.Module):
-    """Layers of equal and of different shapes, so that a rebuilt bucket can hide a permutation under an equal length."""
+    """Layers of equal shapes, so that a rebuilt bucket can hide a permutation under an equal length."""
 
     def __init__(self, width=24):
         super().__init__()
@@ -81,8 +81,11 @@ def assert_conserved(true, applied, waiting, tolerance=1e-6):
         assert error <= tolerance, f"{name}: {error:.2e} of the gradient is lost or misplaced"
 
 
-def run_conservation(model, rank, *, steps=20, lr=0.05, width=24, ddp_options=None, **options):
-    """Train ``steps`` steps; check conservation and bit-identity; returns the state and the DDP model."""
+def run_conservation(model, rank, *, steps=20, lr=0.05, width=24, ddp_options=None, order=None, **options):
+    """Train ``steps`` steps; check conservation and bit-identity; returns the state and the DDP model.
+
+    ``order``: the residual is one vector, kept by bucket index; it is read with these names at the end.
+    """
     ddp_model = wrap(model, **(ddp_options or {}))
     state = attach(ddp_model, **options)
     optimizer = torch.optim.SGD(ddp_model.parameters(), lr=lr)
@@ -98,5 +101,9 @@ def run_conservation(model, rank, *, steps=20, lr=0.05, width=24, ddp_options=No
         for name, gradient in found.items():
             applied[name] = applied.get(name, 0) + gradient.double()
         optimizer.step()
-    assert_conserved(true, applied, mean_over_ranks(residuals(state)))
+    waiting = mean_over_ranks(residuals(state))
+    if order is not None:
+        pieces = waiting["bucket 0"].split([true[name].numel() for name in order])
+        waiting = dict(zip(order, pieces, strict=True))
+    assert_conserved(true, applied, waiting)
     return state, ddp_model

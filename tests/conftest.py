@@ -4,6 +4,8 @@ import pytest
 import torch
 from world import World
 
+torch.set_num_threads(1)  # the tests start processes of their own; more threads than cores only wait for each other
+
 
 def pytest_report_header():
     return f"torch {torch.__version__}, {torch.get_num_threads()} threads, cuda {torch.cuda.is_available()}"

@@ -1,5 +1,6 @@
 """`train.py` from the outside: what it prints, what it leaves behind, and how it says no."""
 
+import fcntl
 import importlib.util
 import json
 import math
@@ -7,8 +8,10 @@ import os
 import pty
 import re
 import signal
+import struct
 import subprocess
 import sys
+import termios
 import threading
 import time
 from collections.abc import Iterator
@@ -83,19 +86,8 @@ def only_folder(log_dir: Path) -> Path:
 def launched(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str, Path]:
     """stdout, stderr and run folder of two ranks that trained for six steps, the first two of them dense."""
     log_dir = tmp_path_factory.mktemp("runs") / "not" / "there" / "yet"
-    arguments = [
-        "--steps",
-        "6",
-        "--dense-steps",
-        "2",
-        "--ratio",
-        "0.01",
-        "--batch-size",
-        "8",
-        "--log-dir",
-        str(log_dir),
-    ]
-    status, out, err = finish(start(*arguments, launcher=TORCHRUN))
+    options = ["--steps", "6", "--dense-steps", "2", "--ratio", "0.01", "--batch-size", "8"]
+    status, out, err = finish(start(*options, "--log-dir", str(log_dir), launcher=TORCHRUN))
     assert status == 0, err
     return out, err, only_folder(log_dir)
 
@@ -166,7 +158,8 @@ def test_one_process_by_itself_and_the_seed_decides(tmp_path: Path) -> None:
     assert len(list(tmp_path.iterdir())) == 3
 
 
-def test_a_bar_on_a_terminal_and_null_for_a_loss_that_is_not_finite(tmp_path: Path) -> None:
+@pytest.mark.parametrize("columns", [100, 0])  # 0 is a terminal that does not tell its width, as in some containers
+def test_a_bar_on_a_terminal_and_null_for_a_loss_that_is_not_finite(tmp_path: Path, columns: int) -> None:
     ours, theirs = pty.openpty()
     written: list[bytes] = []
 
@@ -177,6 +170,7 @@ def test_a_bar_on_a_terminal_and_null_for_a_loss_that_is_not_finite(tmp_path: Pa
         except OSError:  # how a terminal says that nobody is on its other side any more
             pass
 
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
     process = start("--steps", "3", "--lr", "1e30", "--log-dir", str(tmp_path), stderr=theirs)
     os.close(theirs)
     reader = threading.Thread(target=read)
@@ -243,9 +237,7 @@ def refusal(train: ModuleType, capfd: pytest.CaptureFixture[str], *arguments: st
     return err
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"), REFUSED, ids=lambda value: "=".join(value) if type(value) is list else ""
-)
+@pytest.mark.parametrize(("arguments", "message"), REFUSED, ids=["=".join(arguments) for arguments, _ in REFUSED])
 def test_a_bad_option_is_refused_in_one_line(
     train: ModuleType, capfd: pytest.CaptureFixture[str], arguments: list[str], message: str
 ) -> None:
@@ -279,18 +271,19 @@ def test_a_plain_refusal_in_a_process_of_its_own(tmp_path: Path) -> None:
     log_dir = str(tmp_path / "file" / "runs")
     status, out, err = finish(start("--log-dir", log_dir))
     assert (status, out) == (2, "")
-    assert (
-        err
-        == f"train.py: error: argument --log-dir: {log_dir!r} cannot be written (Not a directory); give a folder that can\n"
-    )
+    reason = f"{log_dir!r} cannot be written (Not a directory); give a folder that can"
+    assert err == f"train.py: error: argument --log-dir: {reason}\n"
 
 
 @pytest.mark.parametrize("case", ["option", "log-dir"])
 def test_all_ranks_leave_with_status_2_and_one_of_them_says_why(tmp_path: Path, case: str) -> None:
     (tmp_path / "file").write_text("")
     arguments = {"option": ["--ratio", "1.5"], "log-dir": ["--log-dir", str(tmp_path / "file" / "runs")]}[case]
+    # The launcher ends all ranks when one is gone. The rank that is to say why comes late here, and must be heard.
+    late = f'[ "$RANK" = 1 ] || sleep 3; exec "{sys.executable}" "$0" "$@"'
     logs = tmp_path / "logs"
-    status, out, err = finish(start(*arguments, launcher=[*TORCHRUN, "--redirects", "3", "--log-dir", str(logs)]))
+    launcher = [*TORCHRUN, "--redirects", "3", "--log-dir", str(logs), "--no-python", "bash", "-c", late]
+    status, out, err = finish(start(*arguments, launcher=launcher))
     assert status != 0
     assert out == ""
     assert "exitcode  : 2" in err  # torchrun's report; that of the rank which it saw first
@@ -366,13 +359,12 @@ def bucket(k: int, sent: int, raw: int, *, dense: bool = False) -> dict[str, Any
 def test_khat_over_k_is_of_the_compressed_buckets_and_steps() -> None:
     totals = {"bytes_sent": 100, "dense_bytes": 4000, "compress_seconds": 0.1, "exchange_seconds": 0.2}
     sums = CompressionTotals()
-    mixed = compression_metrics(
-        {"buckets": [bucket(10, 12, 5), bucket(30, 36, 35), bucket(500, 500, 0, dense=True)], "total": totals}
-    )
+    whole = bucket(500, 500, 0, dense=True)
+    mixed = compression_metrics({"buckets": [bucket(10, 12, 5), bucket(30, 36, 35), whole], "total": totals})
     assert (mixed["khat_over_k"], mixed["raw_khat_over_k"]) == (48 / 40, 1.0)
     sums.add(mixed)
     sums.add(compression_metrics({"buckets": [bucket(10, 9, 9)], "total": totals}))
-    sums.add(compression_metrics({"buckets": [bucket(500, 500, 0, dense=True)], "total": totals}))
+    sums.add(compression_metrics({"buckets": [whole], "total": totals}))
     summary = sums.summary()
     assert summary["khat_over_k_mean"] == pytest.approx((1.2 + 0.9) / 2)
     assert (summary["khat_over_k_min"], summary["khat_over_k_max"]) == (0.9, 1.2)
@@ -380,10 +372,8 @@ def test_khat_over_k_is_of_the_compressed_buckets_and_steps() -> None:
 
 
 def test_what_is_not_finite_is_null() -> None:
-    assert (
-        to_json({"a": math.nan, "b": [math.inf, 1.5], "c": {"d": -math.inf}})
-        == '{"a": null, "b": [null, 1.5], "c": {"d": null}}'
-    )
+    line = to_json({"a": math.nan, "b": [math.inf, 1.5], "c": {"d": -math.inf}})
+    assert line == '{"a": null, "b": [null, 1.5], "c": {"d": null}}'
 
 
 def test_two_runs_in_the_same_second_get_a_folder_each(tmp_path: Path) -> None:

@@ -29,9 +29,7 @@ def _serve(rank, world_size, port, inbox, outbox):
     torch.set_num_threads(1)
     os.environ.update(GLOO_SOCKET_IFNAME="lo")
     store = dist.TCPStore("127.0.0.1", port, world_size, rank == 0, timeout=timedelta(seconds=TIMEOUT))
-    dist.init_process_group(
-        "gloo", store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=TIMEOUT)
-    )
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=TIMEOUT))
     while (job := inbox.get()) is not None:
         check, arguments = job
         torch.manual_seed(1234)  # equal on all ranks; checks that want different data add the rank
