@@ -1,49 +1,24 @@
 """One call of the hook: one bucket in one step, from its gradient to the average over ranks."""
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.futures import Future
 
 from sidco_ddp import transport
-from sidco_ddp.agreement import check_headers
+from sidco_ddp.agreement import check_failures, check_headers
 from sidco_ddp.compressors.base import AbstractCompressor
 from sidco_ddp.feedback import ErrorFeedback, is_finite
-from sidco_ddp.layout import BucketLayout
 from sidco_ddp.payload import SparsePayload, empty
+from sidco_ddp.slots import Slot
 from sidco_ddp.stats import BucketStats
-from sidco_ddp.wire import NONFINITE, VERSION, Header, WireFormat
-
-
-@dataclass
-class Slot:
-    """What is remembered of the buckets of one layout."""
-
-    layout: BucketLayout
-    wire: WireFormat
-    k: int
-    dense: bool  # goes out whole: its message would not be smaller, or nothing is to be compressed
-    memory: Any  # the compressor's state
-    last_memory: Any = None  # the compressor's state before the last call
-
-    @classmethod
-    def make(
-        cls,
-        layout: BucketLayout,
-        compressor: AbstractCompressor[Any],
-        *,
-        headroom: float,
-        value_dtype: torch.dtype,
-        dense_below: int,
-    ) -> "Slot":
-        """A slot with nothing remembered; ``dense_below`` is the message size from which a bucket goes out whole."""
-        k = compressor.target_count(layout.numel)
-        wire = WireFormat.for_count(layout.numel, k, headroom, value_dtype)
-        dense = not compressor.sparse or wire.nbytes >= dense_below
-        return cls(layout, wire, k, dense, compressor.init(layout.numel))
+from sidco_ddp.wire import FAILED, NONFINITE, VERSION, Header, WireFormat
 
 
 @dataclass
@@ -56,20 +31,28 @@ class Call:
     group: dist.ProcessGroup
     step: int
     stats: BucketStats
+    buffer: Tensor  # the bucket's; overwritten with the average
+    gradient: Tensor  # the same memory, real-valued
+    idle: list[str]  # parameters that the backward did not reach
+    loss_scale: float  # by which the gradient is too large
+    num_contributors: int  # the ranks among which the sum is divided
     exact: bool  # messages as wide as the largest selection, instead of a fixed width
-    flags: int = 0
-    started: float = 0.0
+    guarded: bool  # the step may be undone as a whole, so every bucket's result is looked at
+    started: float
+    undone: bool = False
+    _wire: WireFormat | None = None
+    _changed: bool = False
 
-    def compensate(self, gradient: Tensor) -> Tensor:
-        """The target: gradient + residual, in float32."""
-        return self.feedback.compensate(self.slot.layout, gradient)
+    def compensate(self) -> Tensor:
+        """The target: unscaled gradient + residual, in float32."""
+        return self.feedback.compensate(self.slot.layout, self.gradient, factor=1.0 / self.loss_scale, idle=self.idle)
 
     def compress(self, target: Tensor) -> SparsePayload:
-        """The compressor's selection; nothing, and a flag for the other ranks, where the target is not finite."""
+        """The compressor's selection; nothing where the target is not finite, which :meth:`encode` tells the others."""
         slot, stats = self.slot, self.stats
         slot.last_memory = slot.memory
         if not is_finite(target):
-            self.flags |= NONFINITE
+            stats.finite = False
             return empty(target)
         payload, slot.memory = self.compressor.compress(target, slot.memory)
         report = slot.memory.report
@@ -80,60 +63,108 @@ class Call:
     def wire_for(self, payload: SparsePayload) -> WireFormat:
         """The message format: of fixed capacity, or as wide as the largest selection of all ranks."""
         wire = self.slot.wire
-        if not self.exact:
-            return wire
-        counts = transport.all_gather_now([payload.count], self.group, payload.indices.device)
-        return WireFormat(wire.numel, max(1, *(count for (count,) in counts)), wire.value_dtype)
+        if self.exact:
+            counts = [count for (count,) in self._gather([payload.count])]
+            check_failures([count < 0 for count in counts], self.stats.bucket, self.step)
+            wire = WireFormat(wire.numel, max(1, *counts), wire.value_dtype)
+        self._wire = wire
+        return wire
 
     def record(self, sent: SparsePayload) -> None:
         """The residual is the target less what is sent."""
         self.stats.sent_khat = sent.count
         self.feedback.record(self.slot.layout, sent)
+        self._changed = True
 
     def encode(self, wire: WireFormat, sent: SparsePayload) -> Tensor:
         """The message."""
-        layout = self.slot.layout
-        message = wire.encode(
-            sent, Header(VERSION, self.flags, layout.fingerprint, layout.numel, sent.count, self.step)
-        )
+        message = wire.encode(sent, self._header(0 if self.stats.finite else NONFINITE, sent.count))
         self.stats.bytes_sent = message.numel()
         self._posted()
         return message
 
-    def average(self, wire: WireFormat, gathered: Tensor, gradient: Tensor) -> Tensor:
+    def average(self, wire: WireFormat, exchange: Future[Tensor]) -> Tensor:
         """The mean of all messages, in ``gradient``; NaN, and nothing remembered, where a rank's target was not finite.
 
         Raises:
-            RuntimeError: the ranks exchanged different buckets.
+            RuntimeError: the exchange failed, a rank raised an error, or the ranks exchanged different buckets.
         """
+        gathered = self._result(exchange)
         headers = wire.headers(gathered)
+        check_failures([bool(header.flags & FAILED) for header in headers], self.stats.bucket, self.step)
         check_headers(headers, self.stats.bucket)
         if any(header.flags & NONFINITE for header in headers):
-            self.slot.memory = self.slot.last_memory
-            self.feedback.undo(self.slot.layout)
-            gradient.fill_(torch.nan)
+            self.gradient.fill_(torch.nan)
+            self.stats.finite = False
         else:
-            wire.average(gathered, headers, out=gradient)
-        return self._finished(gradient)
+            wire.combine(gathered, headers, self.gradient, self.loss_scale / self.num_contributors)
+            if self.guarded and self.gradient.dtype == torch.float16:  # the average, scaled, may be out of range
+                self.stats.finite = is_finite(self.gradient)
+        self._finished()
+        return self.buffer
 
-    def flush(self, gradient: Tensor) -> bool:
-        """For a bucket that goes out whole: move its residual, if there is any, into the gradient."""
-        flushed = self.compressor.sparse and self.feedback.flush(self.slot.layout, gradient)
+    def flush(self) -> Tensor:
+        """For a bucket that goes out whole: the gradient, with its residual moved in if there is one."""
+        if self.compressor.sparse and not self.gradient.is_sparse:
+            factor = 1.0 / self.loss_scale
+            self._changed = self.feedback.flush(self.slot.layout, self.gradient, factor=factor, idle=self.idle)
         self.stats.raw_khat = self.stats.sent_khat = self.stats.elements
         self.stats.bytes_sent = self.stats.dense_bytes
         self._posted()
-        return flushed
+        return self.gradient
 
-    def finish_dense(self, gradient: Tensor, flushed: bool) -> Tensor:
+    def finish_dense(self, exchange: Future[Tensor]) -> Tensor:
         """The mean as it is; a residual that went into a mean that is not finite is restored."""
-        if flushed and not is_finite(gradient):
+        mean = self._result(exchange)
+        if self._changed or self.guarded:
+            self.stats.finite = is_finite(mean)
+        self._finished()
+        return mean if mean.is_sparse else self.buffer
+
+    def undo(self) -> None:
+        """Forget the call: residual and compressor state are as before it."""
+        if self._changed and not self.undone:
             self.feedback.undo(self.slot.layout)
-        return self._finished(gradient)
+            if not self.stats.dense:
+                self.slot.memory = self.slot.last_memory
+        self.undone = True
+
+    @contextmanager
+    def failure_told(self) -> Iterator[None]:
+        """An error in here reaches the other ranks, which would wait for this rank's message, and then the user."""
+        try:
+            yield
+        except Exception:
+            with suppress(Exception):  # the error itself is what the user must see
+                if self.exact and self._wire is None:
+                    self._gather([-1])
+                else:
+                    wire = self._wire or self.slot.wire
+                    nothing = empty(self.gradient[:0].float())
+                    transport.all_gather(wire.encode(nothing, self._header(FAILED, 0)), self.group).wait()
+            raise
+
+    def _header(self, flags: int, num_entries: int) -> Header:
+        layout = self.slot.layout
+        return Header(VERSION, flags, layout.fingerprint, layout.numel, num_entries, self.step)
+
+    def _gather(self, row: list[int]) -> list[list[int]]:
+        return transport.all_gather_now(row, self.group, self.gradient.device)
 
     def _posted(self) -> None:
         now = time.perf_counter()
         self.stats.compress_seconds, self.started = now - self.started, now
 
-    def _finished(self, gradient: Tensor) -> Tensor:
+    def _result(self, exchange: Future[Tensor]) -> Tensor:
+        try:
+            return exchange.value()
+        except RuntimeError as error:
+            raise RuntimeError(
+                f"the exchange of bucket {self.stats.bucket} in step {self.step} failed, probably since another rank "
+                f"did; the first error of any rank is the one to look at: {error}"
+            ) from error
+
+    def _finished(self) -> None:
+        if not self.stats.finite:
+            self.undo()
         self.stats.exchange_seconds = time.perf_counter() - self.started
-        return gradient

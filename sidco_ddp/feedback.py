@@ -4,6 +4,8 @@ One flat buffer a bucket, in layout order, so that passes over it are contiguous
 buffers are cut up by parameter and each piece finds its new place.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -23,15 +25,31 @@ class ErrorFeedback:
         self._residuals: dict[BucketLayout, Tensor] = {}
         self._spares: dict[BucketLayout, Tensor] = {}
         self._waiting: dict[str, Tensor] = {}  # pieces whose parameter is in no current layout
+        self._idle: list[slice] = []  # of the last target: parameters whose residual waits
 
-    def compensate(self, layout: BucketLayout, gradient: Tensor) -> Tensor:
-        """The target, gradient + residual, as a float32 vector that stays valid until the next call for ``layout``."""
+    def compensate(
+        self, layout: BucketLayout, gradient: Tensor, *, factor: float = 1.0, idle: Sequence[str] = ()
+    ) -> Tensor:
+        """The target, ``factor * gradient`` + residual, valid until the next call for ``layout``.
+
+        Args:
+            layout: of the bucket.
+            gradient: 1-D, any real floating-point dtype.
+            factor: one over the loss scale: residuals are kept unscaled, so that they outlive every change of scale.
+            idle: names of parameters that the backward did not reach; their residual waits.
+
+        Returns:
+            A float32 vector.
+        """
         if not self.enabled:
-            return gradient.float()
+            return gradient.float() * factor
         if layout not in self._residuals:
             self._adopt(layout, gradient.device)
         target = self._spares[layout]
-        torch.add(self._residuals[layout], gradient, out=target)
+        torch.add(self._residuals[layout], gradient, alpha=factor, out=target)
+        self._idle = [layout.slices[name] for name in idle]
+        for where in self._idle:
+            target[where] = 0.0
         return target
 
     def record(self, layout: BucketLayout, sent: SparsePayload) -> None:
@@ -40,20 +58,24 @@ class ErrorFeedback:
             return
         target = self._spares[layout]
         target[sent.indices] -= sent.values
+        for where in self._idle:
+            target[where] = self._residuals[layout][where]
         self._swap(layout)
 
-    def flush(self, layout: BucketLayout, gradient: Tensor) -> bool:
+    def flush(self, layout: BucketLayout, gradient: Tensor, *, factor: float = 1.0, idle: Sequence[str] = ()) -> bool:
         """Move the residual into ``gradient``, for a bucket that goes out whole; says whether there was one to move.
 
         What a narrower gradient cannot hold stays behind. A target that is not finite moves nothing.
         """
-        if not self.holds(layout):
+        if not self.enabled or not self.holds(layout):
             return False
-        target = self.compensate(layout, gradient)
+        target = self.compensate(layout, gradient, factor=factor, idle=idle)
         if not is_finite(target):
             return False
-        gradient.copy_(target)
-        target.sub_(gradient)
+        gradient.copy_(target / factor)
+        target.sub_(gradient, alpha=factor)
+        for where in self._idle:
+            target[where] = self._residuals[layout][where]
         self._swap(layout)
         return True
 
@@ -118,6 +140,10 @@ class ErrorFeedback:
 
 
 def is_finite(vector: Tensor) -> bool:
-    """Whether no entry is infinite or NaN (``vector`` is not empty)."""
+    """Whether no entry is infinite or NaN."""
+    if vector.is_sparse:
+        vector = vector.coalesce().values()
+    if vector.numel() == 0:
+        return True
     low, high = torch.aminmax(vector)  # both carry a NaN on
     return bool((low > -torch.inf) & (high < torch.inf))

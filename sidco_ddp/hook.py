@@ -22,22 +22,18 @@ def sidco_hook(state: SIDCoState, bucket: dist.GradBucket) -> torch.futures.Futu
     parameter and is added to the next gradient. Everything collective is posted here; the callbacks only decode.
     """
     call = state.begin(bucket)
-    gradient = bucket.buffer()
     if call.stats.dense:
-        flushed = call.flush(gradient)
-        return transport.all_reduce_mean(gradient, call.group).then(
-            lambda mean: call.finish_dense(mean.value(), flushed)
-        )
+        exchange = transport.all_reduce_mean(call.flush(), call.group, call.num_contributors)
+        return exchange.then(call.finish_dense)
 
-    target = call.compensate(gradient)
-    payload = call.compress(target)
-    wire = call.wire_for(payload)
-    sent = wire.fit(payload)
-    call.record(sent)
-    message = call.encode(wire, sent)
-    return transport.all_gather(message, call.group).then(
-        lambda gathered: call.average(wire, gathered.value(), gradient)
-    )
+    with call.failure_told():
+        target = call.compensate()
+        payload = call.compress(target)
+        wire = call.wire_for(payload)
+        sent = wire.fit(payload)
+        call.record(sent)
+        message = call.encode(wire, sent)
+    return transport.all_gather(message, call.group).then(lambda exchange: call.average(wire, exchange))
 
 
 def attach(

@@ -59,3 +59,14 @@ def check_choice(value: Any, name: str, choices: tuple[Any, ...]) -> Any:
     if value not in choices:
         raise ValueError(f"{name} must be one of {', '.join(map(str, choices))}; got {value!r}")
     return value
+
+
+def check_method(value: Any, name: str, method: str, remedy: str) -> Any:
+    """``value``, None or something with a method of that name.
+
+    Raises:
+        ValueError: it has no such method.
+    """
+    if value is not None and not callable(getattr(value, method, None)):
+        raise ValueError(f"{name} must have a {method}() method, got {value!r}; {remedy}")
+    return value

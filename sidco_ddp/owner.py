@@ -1,42 +1,77 @@
-"""Which DDP module a hook state belongs to. DDP hands its hook the bucket, but no reference to the module."""
+"""The DDP module that a hook state belongs to, and what the hook must know of it.
+
+DDP hands its hook the bucket, but no reference to itself. It keeps every ``(hook, state)`` pair that was registered on
+it, though, so the module can be found: also behind wrapped hooks, and frameworks that register for the user.
+"""
 
 import gc
+import weakref
 from collections.abc import Iterator
 
+import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 
-def owners(state: object) -> list[DistributedDataParallel]:
-    """The live DDP modules on which ``state`` is registered.
-
-    DDP keeps every ``(hook, state)`` pair that was registered on it. Walking the garbage collector's objects costs some
-    10 ms, once in a run, and finds the module also behind wrapped hooks and frameworks that register for the user.
-    """
-    # type() and not isinstance(): the latter asks lazy proxies for their __class__
-    modules = [thing for thing in gc.get_objects() if issubclass(type(thing), DistributedDataParallel)]
-    return [module for module in modules if any(registered is state for _, registered in _pairs(module))]
+def reduced_parameters(module: DistributedDataParallel) -> Iterator[tuple[str, Tensor]]:
+    """Names and parameters that DDP reduces: those of the wrapped module that require a gradient."""
+    ignored = getattr(module, "parameters_to_ignore", ())
+    for name, parameter in module.module.named_parameters():
+        if parameter.requires_grad and name not in ignored:
+            yield name, parameter
 
 
-def owner(state: object) -> DistributedDataParallel | None:
-    """The DDP module on which ``state`` is registered; None where the hook is called by something else.
+class Owner:
+    """The DDP module on which a state is registered; none where something else calls the hook.
 
     Raises:
         RuntimeError: there are several, whose parameters one state cannot tell apart.
     """
-    modules = owners(state)
-    if len(modules) > 1:
-        raise RuntimeError(
-            f"one SIDCoState is registered on {len(modules)} DDP modules; build a state for each of them"
-        )
-    return modules[0] if modules else None
+
+    def __init__(self, state: object) -> None:
+        modules = _modules_of(state)
+        if len(modules) > 1:
+            raise RuntimeError(
+                f"one SIDCoState is registered on {len(modules)} DDP modules; build a state for each of them"
+            )
+        self._module = weakref.ref(modules[0]) if modules else None
+
+    @property
+    def module(self) -> DistributedDataParallel | None:
+        """The module, as long as it lives."""
+        return self._module() if self._module else None
+
+    @property
+    def process_group(self) -> dist.ProcessGroup | None:
+        """The group over which the module averages."""
+        return self.module.process_group if self.module else None
+
+    @property
+    def may_skip_parameters(self) -> bool:
+        """Whether a backward need not reach every parameter."""
+        return self.module is not None and (self.module.find_unused_parameters or self.module.static_graph)
+
+    @property
+    def divides_by_active_ranks(self) -> bool:
+        """Within ``join(divide_by_initial_world_size=False)``: ranks that ran out of data do not count."""
+        module = self.module
+        joining = module is not None and getattr(getattr(module, "_join_config", None), "enable", False)
+        return joining and not getattr(module, "_divide_by_initial_world_size", True)
+
+    @property
+    def is_active(self) -> bool:
+        """Whether this rank runs a backward itself; a rank that ran out of data only answers the others."""
+        return torch._C._current_graph_task_id() != -1
+
+    def unreduced(self, seen: int) -> list[str]:
+        """Names that require a gradient although DDP does not reduce them, given how many it was ``seen`` to reduce."""
+        names = [name for name, _ in reduced_parameters(self.module)] if self.module else []
+        return names if len(names) > seen else []
 
 
-def reduced_parameters(module: DistributedDataParallel) -> Iterator[tuple[str, Tensor]]:
-    """Names and parameters that DDP reduces: those of the wrapped module that require a gradient."""
-    return (pair for pair in module.module.named_parameters() if pair[1].requires_grad)
-
-
-def _pairs(module: DistributedDataParallel) -> list[tuple[object, object]]:
-    """The registered pairs; none on a torch that does not keep them."""
-    return list(module.__dict__.get("_comm_hooks", ()))
+def _modules_of(state: object) -> list[DistributedDataParallel]:
+    # walking the collector's objects costs some 10 ms, once in a run
+    # type() and not isinstance(): the latter asks lazy proxies for their __class__
+    modules = [thing for thing in gc.get_objects() if issubclass(type(thing), DistributedDataParallel)]
+    return [module for module in modules if any(own is state for _, own in module.__dict__.get("_comm_hooks", ()))]

@@ -1,8 +1,8 @@
 """What the hook remembers between calls: options, residuals, compressor states, the step, and their checkpoint."""
 
 import math
-import sys
 import time
+import warnings
 from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Any
@@ -11,20 +11,19 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from sidco_ddp import transport
-from sidco_ddp.agreement import agree
-from sidco_ddp.call import Call, Slot
-from sidco_ddp.checkpoint import FORMAT, check_format, from_plain, to_plain, warn_about_names
+from sidco_ddp.binding import Binding, bind
+from sidco_ddp.call import Call
+from sidco_ddp.checkpoint import FORMAT, check_format, warn_about_names
 from sidco_ddp.compressors import make_compressor
 from sidco_ddp.compressors.base import AbstractCompressor
 from sidco_ddp.feedback import ErrorFeedback
-from sidco_ddp.layout import BucketLayout, ParameterNames
-from sidco_ddp.options import check_choice, check_count, check_flag, check_number
-from sidco_ddp.owner import owner, reduced_parameters
+from sidco_ddp.layout import ParameterNames
+from sidco_ddp.options import check_choice, check_count, check_flag, check_method, check_number
+from sidco_ddp.slots import Slots, nbytes
 from sidco_ddp.stats import BucketStats, summarise
-from sidco_ddp.wire import VERSION
 
 VALUE_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+EXCHANGES = ("fixed", "exact")
 
 
 class SIDCoState:
@@ -44,6 +43,8 @@ class SIDCoState:
         exchange: ``"fixed"`` sends messages of fixed size in one all_gather; ``"exact"`` gathers the counts first
             and then messages of the largest count, for schemes that do not hold their count.
         dense_fallback: send a bucket whole when its message would not be smaller than the bucket.
+        grad_scaler: the ``GradScaler`` in use, or anything with a ``get_scale()``. Residuals are then kept unscaled,
+            and a step in which any bucket was not finite, which the scaler skips, leaves no trace in any of them.
         named_parameters: names for the residuals; by default the DDP module's own.
 
     Raises:
@@ -62,6 +63,7 @@ class SIDCoState:
         error_feedback: bool = True,
         exchange: str = "fixed",
         dense_fallback: bool = True,
+        grad_scaler: Any = None,
         named_parameters: Iterable[tuple[str, Tensor]] | None = None,
     ) -> None:
         if not isinstance(compressor, AbstractCompressor):
@@ -73,16 +75,19 @@ class SIDCoState:
         self.dense_steps = check_count(dense_steps, "dense_steps", 0, "0 compresses from the first step on")
         self.headroom = check_number(headroom, "headroom", 0.0, "0.2 leaves room for 20 % more than k entries")
         self.value_dtype: torch.dtype = check_choice(value_dtype, "value_dtype", VALUE_DTYPES)
-        self.exchange: str = check_choice(exchange, "exchange", ("fixed", "exact"))
+        self.exchange: str = check_choice(exchange, "exchange", EXCHANGES)
         self.dense_fallback = check_flag(dense_fallback, "dense_fallback")
+        self.grad_scaler = check_method(grad_scaler, "grad_scaler", "get_scale", "pass a torch.amp.GradScaler")
         self.feedback = ErrorFeedback(check_flag(error_feedback, "error_feedback"))
         self.step = 0  # synchronised backward passes begun
+        self._slots = Slots(compressor, self.headroom, self.value_dtype, self.dense_fallback)
         self._names = None if named_parameters is None else ParameterNames(named_parameters)
-        self._group: dist.ProcessGroup | None = None
-        self._slots: dict[BucketLayout, Slot] = {}
-        self._loaded: dict[tuple[str, ...], Any] = {}  # compressor states whose bucket did not appear yet
+        self._binding: Binding | None = None
+        self._is_copy = False
         self._last: list[Call] = []  # the calls of the last step
         self._step_ended = True
+        self._loss_scale = 1.0
+        self._num_unreduced = 0  # parameters that the user was warned about
 
     @property
     def ratio(self) -> float:
@@ -102,20 +107,35 @@ class SIDCoState:
                 f"sidco_hook needs the GradBucket of DistributedDataParallel, got {type(bucket).__name__}: it serves "
                 "DDP only, neither FSDP nor the Python reducer of torch.compile"
             )
+        binding = self._binding or self._bind()
         if self._step_ended or bucket.index() == 0:  # index 0 again: the last backward was broken off
-            self.step += 1
-            self._last = []
+            self._begin_step(binding)
         self._step_ended = bucket.is_last()
-        group, names = self._bind()
-        layout = names.layout(bucket.parameters(), [gradient.numel() for gradient in bucket.gradients()])
-        slot = self._slots.get(layout) or self._new_slot(layout, bucket, group)
         buffer = bucket.buffer()
+        gradient = torch.view_as_real(buffer).flatten() if buffer.is_complex() else buffer
+        layout = binding.layout_of(bucket.parameters())
+        slot = self._slots.get(layout)
+        if slot is None:
+            terms = (self.exchange, self.dense_steps, self.grad_scaler is None)
+            slot = self._slots.add(layout, bucket.index(), gradient, self.step, binding.group, terms)
         dense = slot.dense or self.step <= self.dense_steps
-        k = slot.layout.numel if dense else slot.k
-        nbytes = buffer.numel() * buffer.element_size()
-        stats = BucketStats(bucket.index(), buffer.numel(), dense, k, dense_bytes=nbytes)
-        exact = self.exchange == "exact"
-        call = Call(slot, self.compressor, self.feedback, group, self.step, stats, exact, started=started)
+        k = layout.numel if dense else slot.k
+        call = Call(
+            slot=slot,
+            compressor=self.compressor,
+            feedback=self.feedback,
+            group=binding.group,
+            step=self.step,
+            stats=BucketStats(bucket.index(), layout.numel, dense, k, dense_bytes=nbytes(gradient)),
+            buffer=buffer,
+            gradient=gradient,
+            idle=binding.idle(layout, gradient),
+            loss_scale=self._loss_scale,
+            num_contributors=binding.num_contributors(gradient),
+            exact=self.exchange == "exact",
+            guarded=self.grad_scaler is not None,
+            started=started,
+        )
         self._last.append(call)
         return call
 
@@ -128,6 +148,7 @@ class SIDCoState:
         buckets = [asdict(call.stats) for call in self._last]
         total = summarise([call.stats for call in self._last])
         if residual_norm:
+            self._settle()
             for bucket, call in zip(buckets, self._last, strict=True):
                 bucket["residual_norm"] = self.feedback.norm(call.slot.layout)
             total["residual_norm"] = math.hypot(*(bucket["residual_norm"] for bucket in buckets))
@@ -135,14 +156,13 @@ class SIDCoState:
 
     def state_dict(self) -> dict[str, Any]:
         """What must survive a restart, of this rank: plain types and tensors, residuals by parameter name."""
-        slots = self._slots.values()
-        memory = [{"names": list(slot.layout.names), "state": to_plain(slot.memory)} for slot in slots]
+        self._settle()
         return {
             "format": FORMAT,
             "step": self.step,
             "compressor": repr(self.compressor),
             "residuals": self.feedback.state_dict(),
-            "memory": memory + [{"names": list(names), "state": saved} for names, saved in self._loaded.items()],
+            "memory": self._slots.state_dict(),
         }
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
@@ -155,43 +175,49 @@ class SIDCoState:
             ValueError: ``saved`` is something else.
         """
         check_format(saved)
-        self.step = saved["step"]
-        self._step_ended = True
+        self.step, self._step_ended, self._last = saved["step"], True, []
         self.feedback.load_state_dict(saved["residuals"])
-        same = saved["compressor"] == repr(self.compressor)
-        self._loaded = {tuple(entry["names"]): entry["state"] for entry in saved["memory"]} if same else {}
-        for layout, slot in self._slots.items():
-            slot.memory = self._remembered(layout, self.compressor.init(layout.numel))
-        if self._names is not None:
-            warn_about_names(saved["residuals"], self._names.known)
+        self._slots.load_state_dict(saved["memory"] if saved["compressor"] == repr(self.compressor) else [])
+        names = self._binding.names if self._binding else self._names
+        if names is not None:
+            warn_about_names(saved["residuals"], names.known)
 
-    def _remembered(self, layout: BucketLayout, fresh: Any) -> Any:
-        """What a checkpoint says that the compressor knew about a bucket, if it says so."""
-        saved = self._loaded.pop(layout.names, None)
-        return fresh if saved is None else from_plain(fresh, saved)
+    def __getstate__(self) -> dict[str, Any]:
+        """Options and memory; a process group, a scaler and parameter objects stay behind."""
+        options = {name: getattr(self, name) for name in _COPIED}
+        return {"options": options, "error_feedback": self.feedback.enabled, "memory": self.state_dict()}
 
-    def _bind(self) -> tuple[dist.ProcessGroup, ParameterNames]:
-        """On the first call: the group and the parameter names, from the DDP module where they were not given."""
-        if self._group is None or self._names is None:
-            module = owner(self)
-            if self._names is None:
-                self._names = ParameterNames(reduced_parameters(module) if module else None)
-                warn_about_names(self.feedback.waiting, self._names.known)
-            self._group = transport.resolve(self.process_group or (module.process_group if module else None))
-        return self._group, self._names
+    def __setstate__(self, saved: dict[str, Any]) -> None:
+        self.__init__(**saved["options"], error_feedback=saved["error_feedback"])  # type: ignore[misc]
+        self.load_state_dict(saved["memory"])
+        self._is_copy = True
 
-    def _new_slot(self, layout: BucketLayout, bucket: dist.GradBucket, group: dist.ProcessGroup) -> Slot:  # type: ignore[name-defined]
-        """Make, and agree with the other ranks on, what is remembered of a layout that was not seen before."""
-        buffer = bucket.buffer()
-        below = buffer.numel() * buffer.element_size() if self.dense_fallback else sys.maxsize
-        slot = Slot.make(
-            layout, self.compressor, headroom=self.headroom, value_dtype=self.value_dtype, dense_below=below
-        )
-        options = slot.wire.checksum(slot.dense, self.exchange, self.compressor, self.dense_steps)
-        agree((VERSION, layout.numel, layout.fingerprint, options, self.step), bucket.index(), group, buffer.device)
-        slot.memory = self._remembered(layout, slot.memory)
-        gone = [old for old in self._slots if not set(old.names).isdisjoint(layout.names)]  # DDP made new buckets
-        for old in gone:
-            del self._slots[old]
-        self._slots[layout] = slot
-        return slot
+    def _bind(self) -> Binding:
+        """On the first call: find the DDP module, the group and the names."""
+        self._binding = bind(self, self.process_group, self._names, is_copy=self._is_copy)
+        if self.feedback.waiting:
+            warn_about_names(self.feedback.waiting, self._binding.names.known)
+        return self._binding
+
+    def _begin_step(self, binding: Binding) -> None:
+        self._settle()
+        names = binding.owner.unreduced(self._slots.num_parameters) if self._last and self._step_ended else []
+        if len(names) > self._num_unreduced:
+            warnings.warn(
+                "more parameters require a gradient than DDP averages: some were frozen when the model was wrapped. "
+                f"The ranks drift apart in them; wrap the model again after thawing. They are among {names}",
+                stacklevel=2,
+            )
+            self._num_unreduced = len(names)
+        self.step += 1
+        self._last = []
+        self._loss_scale = 1.0 if self.grad_scaler is None else float(self.grad_scaler.get_scale())
+
+    def _settle(self) -> None:
+        """Where the ``GradScaler`` skipped the last step, since some bucket was not finite, forget all of the step."""
+        if self.grad_scaler is not None and any(not call.stats.finite for call in self._last):
+            for call in self._last:
+                call.undo()
+
+
+_COPIED = ("compressor", "dense_steps", "headroom", "value_dtype", "exchange", "dense_fallback")

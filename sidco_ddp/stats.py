@@ -19,6 +19,7 @@ class BucketStats:
         stages: fits behind the estimate.
         rounds: stages and corrections together.
         touched: elements read by the estimate, over all rounds.
+        finite: whether every rank's target was; where not, the bucket came back as NaN and nothing was remembered.
         threshold: the magnitude above which entries were selected.
         bytes_sent: what this rank handed to the collective.
         dense_bytes: what it would have handed to an all-reduce of the bucket.
@@ -36,6 +37,7 @@ class BucketStats:
     stages: int = 0
     rounds: int = 0
     touched: int = 0
+    finite: bool = True
     threshold: float = 0.0
     bytes_sent: int = 0
     compress_seconds: float = 0.0
@@ -61,4 +63,5 @@ def summarise(buckets: Sequence[BucketStats]) -> dict[str, Any]:
     total["stages"] = max((bucket.stages for bucket in buckets), default=0)
     total["compressed"] = any(not bucket.dense for bucket in buckets)
     total["dense"] = not total["compressed"]
+    total["finite"] = all(bucket.finite for bucket in buckets)
     return total

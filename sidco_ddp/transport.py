@@ -36,7 +36,8 @@ def all_gather(message: Tensor, group: dist.ProcessGroup) -> Future[Tensor]:
     gathered = message.new_empty(size * message.numel())
     work = cast(dist.Work, _all_gather_single(gathered, message, group=group, async_op=True))
 
-    def table(_: Future[object]) -> Tensor:
+    def table(exchange: Future[object]) -> Tensor:
+        exchange.value()  # raises what went wrong: a callback runs after a failure, too
         del held[:]
         return gathered.view(size, -1)
 
@@ -49,13 +50,12 @@ def all_gather_now(row: list[int], group: dist.ProcessGroup, device: torch.devic
     return cast("list[list[int]]", all_gather(torch.tensor(row, device=device), group).wait().tolist())
 
 
-def all_reduce_mean(buffer: Tensor, group: dist.ProcessGroup) -> Future[Tensor]:
-    """Mean of every rank's ``buffer``, in place, scaled first and with the same factor as plain DDP."""
-    size = group.size()
-    if size == 1:
+def all_reduce_mean(buffer: Tensor, group: dist.ProcessGroup, num_contributors: int) -> Future[Tensor]:
+    """Sum of every rank's ``buffer`` over ``num_contributors``, in place; scaled first, with plain DDP's factor."""
+    if group.size() == 1:
         return _done(buffer)
-    work = dist.all_reduce(buffer.mul_(1.0 / size), group=group, async_op=True)
-    return cast("Future[Tensor]", work.get_future().then(lambda _: buffer))
+    work = dist.all_reduce(buffer.mul_(1.0 / num_contributors), group=group, async_op=True)
+    return cast("Future[Tensor]", work.get_future().then(lambda exchange: exchange.value()[0]))
 
 
 def _done(value: Tensor) -> Future[Tensor]:

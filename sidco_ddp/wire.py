@@ -13,6 +13,7 @@ from sidco_ddp.payload import SparsePayload, largest
 VERSION = 1
 HEADER_BYTES = 32
 NONFINITE = 1  # flag: this rank's target holds an infinity or a NaN, its message is empty
+FAILED = 2  # flag: this rank raised an error before it had a message
 INT32_LIMIT = 2**31 - 1  # largest numel whose indices travel as int32
 
 
@@ -109,17 +110,17 @@ class WireFormat:
         indices, values = self._slots(message)
         return SparsePayload(values[:count].float(), indices[:count].long(), self.numel)
 
-    def average(self, gathered: Tensor, headers: list[Header], out: Tensor) -> None:
-        """Mean of all ranks' selections into ``out``, which is overwritten.
+    def combine(self, gathered: Tensor, headers: list[Header], out: Tensor, factor: float) -> None:
+        """``factor`` times the sum of all ranks' selections into ``out``, which is overwritten.
 
-        Ranks are added one by one in rank order, each entry scaled by one over their number once: all replicas
-        compute the same bits. Sums are taken in float32 whatever the dtype of ``out``.
+        Ranks are added one by one in rank order, each entry scaled once: all replicas compute the same bits. Sums are
+        taken in float32 whatever the dtype of ``out``.
         """
         total = out if out.dtype == torch.float32 else torch.empty(self.numel, device=out.device)
         total.zero_()
         for message, header in zip(gathered, headers, strict=True):
             part = self.decode(message, header.num_entries)
-            total.index_add_(0, part.indices, part.values.mul_(1.0 / len(headers)))
+            total.index_add_(0, part.indices, part.values.mul_(factor))
         if total is not out:
             out.copy_(total)
 

@@ -77,22 +77,22 @@ def test_values_beyond_float16_are_clamped_and_read_back_as_sent():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16])
-def test_average_overwrites_adds_in_float32_and_scales_once(dtype):
+def test_combine_overwrites_adds_in_float32_and_scales_once(dtype):
     wire = WireFormat(6, capacity=3)
     vectors = [torch.tensor([3.0, 0, 0, 0, 0, 1e-3]), torch.tensor([6.0, 0, -9.0, 0, 0, 1e-3]), torch.zeros(6)]
     payloads = [select_above(vector, 0.0) for vector in vectors]
     table = torch.stack([wire.encode(payload, header_of(payload)) for payload in payloads])
     out = torch.full((6,), math.nan, dtype=dtype)
-    wire.average(table, wire.headers(table), out)
+    wire.combine(table, wire.headers(table), out, 1 / len(table))
     torch.testing.assert_close(out.float(), sum(vectors) / 3, rtol=1e-2 if dtype.itemsize == 2 else 1e-6, atol=0)
 
 
-def test_average_of_half_precision_neither_overflows_nor_underflows():
+def test_combine_of_half_precision_neither_overflows_nor_underflows():
     """Summing first would overflow float16 on the large entries, dividing first would lose the small ones."""
     wire = WireFormat(2, capacity=2)
     vector = torch.tensor([6e4, 3e-7])
     payload = select_above(vector, 0.0)
     table = torch.stack([wire.encode(payload, header_of(payload))] * 4)
     out = torch.empty(2, dtype=torch.float16)
-    wire.average(table, wire.headers(table), out)
+    wire.combine(table, wire.headers(table), out, 1 / len(table))
     assert torch.equal(out, vector.half())
