@@ -123,6 +123,7 @@ def test_the_run_folder_tells_the_run(launched: tuple[str, str, Path]) -> None:
 
     steps = lines(folder / "metrics.jsonl")
     assert [step["step"] for step in steps] == [1, 2, 3, 4, 5, 6]
+    assert {step["epoch"] for step in steps} == {1}
     assert all(set(step) == STEP_KEYS for step in steps)
     assert all(0 <= step["compress_seconds"] < step["step_seconds"] for step in steps)
     # the first two went out whole: there is no k̂ to speak of, and all bytes were sent

@@ -1,0 +1,1 @@
+"""The training program behind `train.py`: options, process group, run record and loop."""

@@ -1,0 +1,49 @@
+"""What reaches the terminal: one summary on stdout, the log and one line about a refused request on stderr."""
+
+import logging
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TextIO
+
+from sidco_ddp.training.distributed import find_rank, leave_together
+from sidco_ddp.training.options import OptionError
+
+REFUSED = 2  # the exit status of a request that cannot be met, as argparse has it
+
+
+def take_stdout() -> TextIO:
+    """Keep stdout for the summary: what native libraries, or anything else, write there from now on goes to stderr."""
+    sys.stdout.flush()
+    own = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    return own
+
+
+def configure_logging(level: int) -> None:
+    """Send the package's log, from `level` on, to stderr."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", datefmt="%H:%M:%S"))
+    root = logging.getLogger("sidco_ddp")
+    root.addHandler(handler)
+    root.setLevel(level)
+
+
+@contextmanager
+def refusals(program: str) -> Iterator[None]:
+    """Turn an `OptionError`, which must come up on all ranks alike, into one line on stderr and exit status 2."""
+    try:
+        yield
+    except OptionError as error:
+        if _is_main():
+            sys.stderr.write(f"{program}: error: {error}\n")
+        leave_together()
+        raise SystemExit(REFUSED) from None
+
+
+def _is_main() -> bool:
+    try:
+        return find_rank(os.environ)[0] == 0
+    except OptionError:  # which is then what is reported: by all, as nobody knows which one they are
+        return True

@@ -1,0 +1,1 @@
+"""Plain `nn.Module` models, one family a file."""
