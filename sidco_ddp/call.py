@@ -1,7 +1,7 @@
 """One call of the hook: one bucket in one step, from its gradient to the average over ranks."""
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ from sidco_ddp.feedback import ErrorFeedback, is_finite
 from sidco_ddp.layout import BucketLayout
 from sidco_ddp.payload import SparsePayload, empty
 from sidco_ddp.stats import BucketStats
-from sidco_ddp.wire import NONFINITE, VERSION, Header, WireFormat
+from sidco_ddp.wire import DRAW_MASK, NONFINITE, VERSION, Header, WireFormat
 
 
 @dataclass
@@ -41,7 +41,7 @@ class Slot:
     ) -> "Slot":
         """A slot with nothing remembered; ``dense_below`` is the message size from which a bucket goes out whole."""
         k = compressor.target_count(layout.numel)
-        wire = WireFormat.for_count(layout.numel, k, headroom, value_dtype)
+        wire = WireFormat.for_count(layout.numel, k, headroom, value_dtype, not compressor.shares_indices)
         dense = not compressor.sparse or wire.nbytes >= dense_below
         return cls(layout, wire, k, dense, compressor.init(layout.numel))
 
@@ -59,6 +59,7 @@ class Call:
     exact: bool  # messages as wide as the largest selection, instead of a fixed width
     flags: int = 0
     started: float = 0.0
+    shared: Tensor | None = None  # this rank's indices, where they are every rank's and do not travel
 
     def compensate(self, gradient: Tensor) -> Tensor:
         """The target: gradient + residual, in float32."""
@@ -83,7 +84,7 @@ class Call:
         if not self.exact:
             return wire
         counts = transport.all_gather_now([payload.count], self.group, payload.indices.device)
-        return WireFormat(wire.numel, max(1, *(count for (count,) in counts)), wire.value_dtype)
+        return replace(wire, capacity=max(1, *(count for (count,) in counts)))
 
     def record(self, sent: SparsePayload) -> None:
         """The residual is the target less what is sent."""
@@ -93,8 +94,11 @@ class Call:
     def encode(self, wire: WireFormat, sent: SparsePayload) -> Tensor:
         """The message."""
         layout = self.slot.layout
+        draw = self.compressor.shared_draw(self.slot.last_memory) & DRAW_MASK
+        if not wire.with_indices:
+            self.shared = sent.indices
         message = wire.encode(
-            sent, Header(VERSION, self.flags, layout.fingerprint, layout.numel, sent.count, self.step)
+            sent, Header(VERSION, self.flags, layout.fingerprint, layout.numel, sent.count, self.step, draw)
         )
         self.stats.bytes_sent = message.numel()
         self._posted()
@@ -113,7 +117,7 @@ class Call:
             self.feedback.undo(self.slot.layout)
             gradient.fill_(torch.nan)
         else:
-            wire.average(gathered, headers, out=gradient)
+            wire.average(gathered, headers, gradient, self.shared)
         return self._finished(gradient)
 
     def flush(self, gradient: Tensor) -> bool:
