@@ -3,7 +3,7 @@
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ from sidco_ddp.feedback import ErrorFeedback, is_finite
 from sidco_ddp.payload import SparsePayload, empty
 from sidco_ddp.slots import Slot
 from sidco_ddp.stats import BucketStats
-from sidco_ddp.wire import FAILED, NONFINITE, VERSION, Header, WireFormat
+from sidco_ddp.wire import DRAW_MASK, FAILED, NONFINITE, VERSION, Header, WireFormat
 
 
 @dataclass
@@ -40,6 +40,7 @@ class Call:
     guarded: bool  # the step may be undone as a whole, so every bucket's result is looked at
     started: float
     undone: bool = False
+    shared: Tensor | None = None  # this rank's indices, where they are every rank's and do not travel
     _wire: WireFormat | None = None
     _changed: bool = False
 
@@ -66,7 +67,7 @@ class Call:
         if self.exact:
             counts = [count for (count,) in self._gather([payload.count])]
             check_failures([count < 0 for count in counts], self.stats.bucket, self.step)
-            wire = WireFormat(wire.numel, max(1, *counts), wire.value_dtype)
+            wire = replace(wire, capacity=max(1, *counts))
         self._wire = wire
         return wire
 
@@ -78,6 +79,8 @@ class Call:
 
     def encode(self, wire: WireFormat, sent: SparsePayload) -> Tensor:
         """The message."""
+        if not wire.with_indices:
+            self.shared = sent.indices
         message = wire.encode(sent, self._header(0 if self.stats.finite else NONFINITE, sent.count))
         self.stats.bytes_sent = message.numel()
         self._posted()
@@ -97,7 +100,8 @@ class Call:
             self.gradient.fill_(torch.nan)
             self.stats.finite = False
         else:
-            wire.combine(gathered, headers, self.gradient, self.loss_scale / self.num_contributors)
+            factor = self.loss_scale / self.num_contributors
+            wire.combine(gathered, headers, self.gradient, factor, self.shared)
             if self.guarded and self.gradient.dtype == torch.float16:  # the average, scaled, may be out of range
                 self.stats.finite = is_finite(self.gradient)
         self._finished()
@@ -146,7 +150,9 @@ class Call:
 
     def _header(self, flags: int, num_entries: int) -> Header:
         layout = self.slot.layout
-        return Header(VERSION, flags, layout.fingerprint, layout.numel, num_entries, self.step)
+        memory = self.slot.last_memory
+        draw = 0 if memory is None else self.compressor.shared_draw(memory) & DRAW_MASK
+        return Header(VERSION, flags, layout.fingerprint, layout.numel, num_entries, self.step, draw)
 
     def _gather(self, row: list[int]) -> list[list[int]]:
         return transport.all_gather_now(row, self.group, self.gradient.device)

@@ -51,7 +51,9 @@ class Slots:
             RuntimeError: on every rank, if they do not agree.
         """
         k = self.compressor.target_count(layout.numel)
-        wire = WireFormat.for_count(layout.numel, k, self.headroom, self.value_dtype)
+        wire = WireFormat.for_count(
+            layout.numel, k, self.headroom, self.value_dtype, not self.compressor.shares_indices
+        )
         limit = nbytes(gradient) if self.dense_fallback else sys.maxsize
         dense = not self.compressor.sparse or gradient.is_sparse or wire.nbytes >= limit
         checksum = wire.checksum(dense, self.compressor, terms)

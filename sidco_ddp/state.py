@@ -40,8 +40,9 @@ class SIDCoState:
         value_dtype: torch.float32, torch.float16 or torch.bfloat16: what values are on the wire. The cast's error
             stays in the residual.
         error_feedback: keep what was not sent for the next step. Without it the gradient is biased.
-        exchange: ``"fixed"`` sends messages of fixed size in one all_gather; ``"exact"`` gathers the counts first
-            and then messages of the largest count, for schemes that do not hold their count.
+        exchange: ``"fixed"`` sends messages of fixed size in one all_gather; of a selection that is too large for one
+            the largest entries are sent. ``"exact"`` gathers the counts first and then messages of the largest count.
+            None takes ``"fixed"`` for compressors that hold their count and ``"exact"`` for the others.
         dense_fallback: send a bucket whole when its message would not be smaller than the bucket.
         grad_scaler: the ``GradScaler`` in use, or anything with a ``get_scale()``. Residuals are then kept unscaled,
             and a step in which any bucket was not finite, which the scaler skips, leaves no trace in any of them.
@@ -61,7 +62,7 @@ class SIDCoState:
         headroom: float = 0.2,
         value_dtype: torch.dtype = torch.float32,
         error_feedback: bool = True,
-        exchange: str = "fixed",
+        exchange: str | None = None,
         dense_fallback: bool = True,
         grad_scaler: Any = None,
         named_parameters: Iterable[tuple[str, Tensor]] | None = None,
@@ -75,6 +76,8 @@ class SIDCoState:
         self.dense_steps = check_count(dense_steps, "dense_steps", 0, "0 compresses from the first step on")
         self.headroom = check_number(headroom, "headroom", 0.0, "0.2 leaves room for 20 % more than k entries")
         self.value_dtype: torch.dtype = check_choice(value_dtype, "value_dtype", VALUE_DTYPES)
+        if exchange is None:
+            exchange = "fixed" if compressor.holds_count else "exact"
         self.exchange: str = check_choice(exchange, "exchange", EXCHANGES)
         self.dense_fallback = check_flag(dense_fallback, "dense_fallback")
         self.grad_scaler = check_method(grad_scaler, "grad_scaler", "get_scale", "pass a torch.amp.GradScaler")

@@ -19,6 +19,7 @@ ROWS = [
     {"hook"},
     {"__init__"},
     {"training"},
+    {"tools"},
 ]
 ROW = {module: row for row, modules in enumerate(ROWS) for module in modules}
 COLLECTIVES = {"all_gather", "all_reduce", "broadcast", "reduce", "gather", "scatter", "barrier", "send", "recv"}

@@ -43,6 +43,7 @@ class AbstractCompressor(ABC, Generic[State]):
     ratio: float = 0.001
 
     sparse: ClassVar[bool] = True  # False: everything is sent, by a plain all-reduce and without a residual
+    shares_indices: ClassVar[bool] = False  # True: every rank selects the same k indices, which do not travel
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "ratio", check_ratio(self.ratio))
@@ -63,3 +64,7 @@ class AbstractCompressor(ABC, Generic[State]):
     @abstractmethod
     def compress(self, vector: Tensor, state: State) -> tuple[SparsePayload, State]:
         """Select from ``vector`` (1-D, float32, finite); returns the selection and the state for the next call."""
+
+    def shared_draw(self, state: State) -> int:
+        """Where indices are shared: a number that the next call's indices hang on, compared over the ranks."""
+        return 0
