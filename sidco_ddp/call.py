@@ -13,8 +13,9 @@ from sidco_ddp.agreement import check_headers
 from sidco_ddp.compressors.base import AbstractCompressor
 from sidco_ddp.feedback import ErrorFeedback, is_finite
 from sidco_ddp.layout import BucketLayout
-from sidco_ddp.payload import SparsePayload, empty
+from sidco_ddp.payload import SparsePayload
 from sidco_ddp.stats import BucketStats
+from sidco_ddp.target import Target
 from sidco_ddp.wire import NONFINITE, VERSION, Header, WireFormat
 
 
@@ -60,21 +61,21 @@ class Call:
     flags: int = 0
     started: float = 0.0
 
-    def compensate(self, gradient: Tensor) -> Tensor:
-        """The target: gradient + residual, in float32."""
-        return self.feedback.compensate(self.slot.layout, gradient)
+    def compensate(self, gradient: Tensor) -> Target:
+        """The target: gradient + residual, in float32, added up when the compressor looks at it."""
+        return self.feedback.target(self.slot.layout, gradient)
 
-    def compress(self, target: Tensor) -> SparsePayload:
+    def compress(self, target: Target) -> SparsePayload:
         """The compressor's selection; nothing, and a flag for the other ranks, where the target is not finite."""
         slot, stats = self.slot, self.stats
         slot.last_memory = slot.memory
-        if not is_finite(target):
+        payload, slot.memory = self.compressor.select(target, slot.memory)
+        if not target.finite:
             self.flags |= NONFINITE
-            return empty(target)
-        payload, slot.memory = self.compressor.compress(target, slot.memory)
+            return payload
         report = slot.memory.report
         stats.raw_khat, stats.stages, stats.rounds = report.raw_count, report.stages, report.rounds
-        stats.touched, stats.threshold = report.touched, report.threshold
+        stats.touched, stats.threshold, stats.warm = report.touched, report.threshold, report.warm
         return payload
 
     def wire_for(self, payload: SparsePayload) -> WireFormat:
@@ -110,7 +111,7 @@ class Call:
         check_headers(headers, self.stats.bucket)
         if any(header.flags & NONFINITE for header in headers):
             self.slot.memory = self.slot.last_memory
-            self.feedback.undo(self.slot.layout)
+            self.feedback.undo(self.slot.layout, gradient)
             gradient.fill_(torch.nan)
         else:
             wire.average(gathered, headers, out=gradient)
@@ -127,7 +128,7 @@ class Call:
     def finish_dense(self, gradient: Tensor, flushed: bool) -> Tensor:
         """The mean as it is; a residual that went into a mean that is not finite is restored."""
         if flushed and not is_finite(gradient):
-            self.feedback.undo(self.slot.layout)
+            self.feedback.undo(self.slot.layout, gradient)
         return self._finished(gradient)
 
     def _posted(self) -> None:

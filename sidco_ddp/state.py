@@ -18,6 +18,7 @@ from sidco_ddp.checkpoint import FORMAT, check_format, from_plain, to_plain, war
 from sidco_ddp.compressors import make_compressor
 from sidco_ddp.compressors.base import AbstractCompressor
 from sidco_ddp.feedback import ErrorFeedback
+from sidco_ddp.kernels import check_kernels
 from sidco_ddp.layout import BucketLayout, ParameterNames
 from sidco_ddp.options import check_choice, check_count, check_flag, check_number
 from sidco_ddp.owner import owner, reduced_parameters
@@ -44,6 +45,8 @@ class SIDCoState:
         exchange: ``"fixed"`` sends messages of fixed size in one all_gather; ``"exact"`` gathers the counts first
             and then messages of the largest count, for schemes that do not hold their count.
         dense_fallback: send a bucket whole when its message would not be smaller than the bucket.
+        kernels: what compensates and looks for exceedances: ``"torch"``, ``"numba"`` (CPU), ``"triton"`` (CUDA), or the
+            fastest that is installed.
         named_parameters: names for the residuals; by default the DDP module's own.
 
     Raises:
@@ -62,6 +65,7 @@ class SIDCoState:
         error_feedback: bool = True,
         exchange: str = "fixed",
         dense_fallback: bool = True,
+        kernels: str = "auto",
         named_parameters: Iterable[tuple[str, Tensor]] | None = None,
     ) -> None:
         if not isinstance(compressor, AbstractCompressor):
@@ -75,7 +79,7 @@ class SIDCoState:
         self.value_dtype: torch.dtype = check_choice(value_dtype, "value_dtype", VALUE_DTYPES)
         self.exchange: str = check_choice(exchange, "exchange", ("fixed", "exact"))
         self.dense_fallback = check_flag(dense_fallback, "dense_fallback")
-        self.feedback = ErrorFeedback(check_flag(error_feedback, "error_feedback"))
+        self.feedback = ErrorFeedback(check_flag(error_feedback, "error_feedback"), check_kernels(kernels))
         self.step = 0  # synchronised backward passes begun
         self._names = None if named_parameters is None else ParameterNames(named_parameters)
         self._group: dist.ProcessGroup | None = None

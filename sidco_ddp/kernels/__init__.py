@@ -1,0 +1,66 @@
+"""The one pass over a vector, in several implementations with the same results.
+
+``torch`` serves every device; ``numba`` is faster on CPU; ``triton`` spares host round trips on CUDA.
+"""
+
+import importlib.util
+from functools import lru_cache
+
+import torch
+
+from sidco_ddp.kernels.base import AbstractKernels, Found
+from sidco_ddp.kernels.torch_kernels import TorchKernels
+
+__all__ = ["KERNELS", "AbstractKernels", "Found", "get_kernels"]
+
+KERNELS = ("auto", "torch", "numba", "triton")
+REMEDIES = {
+    "numba": "pip install 'sidco_ddp[fast]' (or numba itself)",
+    "triton": "it comes with torch for CUDA; elsewhere pip install triton",
+}
+
+
+def get_kernels(name: str, device: torch.device) -> AbstractKernels:
+    """The implementation called ``name``; for ``"auto"`` the fastest that is installed and serves ``device``.
+
+    Raises:
+        ValueError: no such implementation, its package is not installed, or it does not serve the device.
+    """
+    check_kernels(name)
+    if name == "auto":
+        fast = {"cpu": "numba", "cuda": "triton"}.get(device.type)
+        name = fast if fast and _importable(fast) else "torch"
+    elif name in SERVES and device.type not in SERVES[name]:
+        raise ValueError(
+            f"kernels={name!r} does not serve the device {str(device)!r}, only {' and '.join(SERVES[name])}; "
+            "kernels='auto' chooses what does"
+        )
+    return _load(name)
+
+
+SERVES = {"numba": ("cpu",), "triton": ("cuda",)}
+
+
+def check_kernels(name: str) -> str:
+    """``name`` as that of an implementation which is installed.
+
+    Raises:
+        ValueError: it is not; the message says what to install.
+    """
+    if name not in KERNELS:
+        raise ValueError(f"kernels must be one of {', '.join(KERNELS)}; got {name!r}")
+    if name in REMEDIES and not _importable(name):
+        raise ValueError(f"kernels={name!r} needs the package {name!r}, which is not installed: {REMEDIES[name]}")
+    return name
+
+
+def _importable(package: str) -> bool:
+    try:
+        return importlib.util.find_spec(package) is not None
+    except (ImportError, ValueError):
+        return False
+
+
+@lru_cache(maxsize=None)
+def _load(name: str) -> AbstractKernels:
+    return TorchKernels()
