@@ -28,7 +28,7 @@ class Target:
         self._vector = vector
         self._kernels = kernels or get_kernels("auto", vector.device)
         self._add = add
-        self._maximum: float | None = None
+        self._finite: bool | None = None
 
     @property
     def numel(self) -> int:
@@ -41,17 +41,9 @@ class Target:
         return self._vector.device
 
     @property
-    def maximum(self) -> float:
-        """Largest magnitude; infinite or NaN if any entry is."""
-        if self._maximum is None:
-            self.above(math.inf)
-        assert self._maximum is not None
-        return self._maximum
-
-    @property
     def finite(self) -> bool:
         """Whether no entry is infinite or NaN."""
-        return self.maximum < math.inf
+        return self.above(math.inf).finite if self._finite is None else self._finite
 
     def dense(self) -> Tensor:
         """The whole vector, which must not be written to."""
@@ -66,5 +58,5 @@ class Target:
             found = add(threshold, limit)
         else:
             found = self._kernels.scan(self._vector, threshold, limit)
-        self._maximum = found.maximum
+        self._finite = found.finite
         return found

@@ -14,12 +14,14 @@ from sidco_ddp.kernels.torch_kernels import TorchKernels
 __all__ = ["KERNELS", "AbstractKernels", "Found", "get_kernels"]
 
 KERNELS = ("auto", "torch", "numba", "triton")
+SERVES = {"numba": ("cpu",), "triton": ("cuda",)}
 REMEDIES = {
     "numba": "pip install 'sidco_ddp[fast]' (or numba itself)",
     "triton": "it comes with torch for CUDA; elsewhere pip install triton",
 }
 
 
+@lru_cache(maxsize=None)
 def get_kernels(name: str, device: torch.device) -> AbstractKernels:
     """The implementation called ``name``; for ``"auto"`` the fastest that is installed and serves ``device``.
 
@@ -35,10 +37,7 @@ def get_kernels(name: str, device: torch.device) -> AbstractKernels:
             f"kernels={name!r} does not serve the device {str(device)!r}, only {' and '.join(SERVES[name])}; "
             "kernels='auto' chooses what does"
         )
-    return _load(name)
-
-
-SERVES = {"numba": ("cpu",), "triton": ("cuda",)}
+    return TorchKernels()
 
 
 def check_kernels(name: str) -> str:
@@ -59,8 +58,3 @@ def _importable(package: str) -> bool:
         return importlib.util.find_spec(package) is not None
     except (ImportError, ValueError):
         return False
-
-
-@lru_cache(maxsize=None)
-def _load(name: str) -> AbstractKernels:
-    return TorchKernels()

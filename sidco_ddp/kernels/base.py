@@ -14,13 +14,14 @@ class Found(NamedTuple):
         indices: 1-D int64 tensor, ascending: where the magnitude exceeds the threshold.
         values: 1-D float32 tensor, the (signed) entries there.
         count: how many there are. Beyond the limit of the pass it only says "more", and nothing was collected.
-        maximum: the largest magnitude, infinite or NaN if any entry is; 0 for an empty vector.
+        finite: whether no entry of the vector, above the threshold or not, is infinite or NaN. Where one is, only this
+            is to be relied on.
     """
 
     indices: Tensor
     values: Tensor
     count: int
-    maximum: float
+    finite: bool
 
 
 class AbstractKernels(ABC):
@@ -45,7 +46,7 @@ class AbstractKernels(ABC):
         Args:
             gradient: 1-D, contiguous, of any floating dtype; it is rounded to float32 first.
             residual: 1-D float32, of the same length.
-            threshold: magnitude that must be exceeded; infinite: only the maximum is wanted.
+            threshold: magnitude that must be exceeded; infinite: only ``finite`` is wanted.
             limit: most exceedances to collect; None collects all.
             out: 1-D float32, where the target goes. None: it takes the residual's place, and the old residual is
                 parked in ``gradient``, which must be float32 then. That costs no memory and can be undone to the bit.
