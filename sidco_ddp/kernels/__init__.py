@@ -4,6 +4,7 @@
 """
 
 import importlib.util
+import logging
 from functools import lru_cache
 
 import torch
@@ -12,6 +13,8 @@ from sidco_ddp.kernels.base import AbstractKernels, Found
 from sidco_ddp.kernels.torch_kernels import TorchKernels
 
 __all__ = ["KERNELS", "AbstractKernels", "Found", "get_kernels"]
+
+logger = logging.getLogger(__name__)
 
 KERNELS = ("auto", "torch", "numba", "triton")
 SERVES = {"numba": ("cpu",), "triton": ("cuda",)}
@@ -29,14 +32,20 @@ def get_kernels(name: str, device: torch.device) -> AbstractKernels:
         ValueError: no such implementation, its package is not installed, or it does not serve the device.
     """
     check_kernels(name)
-    if name == "auto":
-        fast = {"cpu": "numba", "cuda": "triton"}.get(device.type)
-        name = fast if fast and _importable(fast) else "torch"
-    elif name in SERVES and device.type not in SERVES[name]:
+    if name in SERVES and device.type not in SERVES[name]:
         raise ValueError(
             f"kernels={name!r} does not serve the device {str(device)!r}, only {' and '.join(SERVES[name])}; "
             "kernels='auto' chooses what does"
         )
+    candidates = [fast for fast in SERVES if device.type in SERVES[fast]] if name == "auto" else [name]
+    for candidate in candidates:
+        try:
+            return _load(candidate)
+        except ImportError as error:
+            if name != "auto":
+                raise ValueError(f"kernels={name!r} cannot be imported: {error}; {REMEDIES[name]}") from error
+            if _installed(candidate):
+                logger.warning("the %s kernels cannot be imported, torch's are used instead: %s", candidate, error)
     return TorchKernels()
 
 
@@ -48,13 +57,22 @@ def check_kernels(name: str) -> str:
     """
     if name not in KERNELS:
         raise ValueError(f"kernels must be one of {', '.join(KERNELS)}; got {name!r}")
-    if name in REMEDIES and not _importable(name):
+    if name in REMEDIES and not _installed(name):
         raise ValueError(f"kernels={name!r} needs the package {name!r}, which is not installed: {REMEDIES[name]}")
     return name
 
 
-def _importable(package: str) -> bool:
+def _installed(package: str) -> bool:
     try:
         return importlib.util.find_spec(package) is not None
     except (ImportError, ValueError):
         return False
+
+
+def _load(name: str) -> AbstractKernels:
+    """The implementation, imported only when it is wanted: importing numba takes a second."""
+    if name == "numba":
+        from sidco_ddp.kernels.numba_kernels import NumbaKernels
+
+        return NumbaKernels()
+    return TorchKernels()
