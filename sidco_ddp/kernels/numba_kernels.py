@@ -25,21 +25,21 @@ SCAN, ADD, PARK = 0, 1, 2  # what is written: nothing; the target; the target ov
 
 @numba.njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
 def _sweep(
-    mode: int, gradient: Any, residual: Any, target: Any, start: int, threshold: int, limit: int, found: Any, offset: int
+    mode: int, gradient: Any, residual: Any, target: Any, threshold: int, limit: int, found: Any, offset: int
 ) -> Any:  # pragma: no cover: compiled
-    """Sweep from ``start``; stops early where there may be no room. Returns where, the count, and the maximum's bits."""
+    """Stops early where there may be no room for more. Returns where, the count, and the maximum's bits."""
     indices, values, count = found
     bits = target.view(np.int32)
     numel = target.size
     top = np.int32(0)
     whole = numel - numel % BLOCK
-    for block in range(start, whole, BLOCK):
+    for block in range(0, whole, BLOCK):  # from 0: indices that may be negative would cost the vector instructions
         if count + BLOCK > indices.size and count <= limit:
             return block, count, top
         if mode == PARK:
-            for i in range(BLOCK):
+            for i in range(BLOCK):  # two arrays and not three: vector instructions need them not to overlap
                 old = residual[block + i]
-                target[block + i] = old + gradient[block + i]
+                residual[block + i] = old + gradient[block + i]
                 gradient[block + i] = old
         elif mode == ADD:
             for i in range(BLOCK):
@@ -59,8 +59,8 @@ def _sweep(
                         values[count] = target[run + i]
                         count += (bits[run + i] & MASK) > threshold
     if count + BLOCK > indices.size and count <= limit:
-        return max(start, whole), count, top
-    for i in range(max(start, whole), numel):
+        return whole, count, top
+    for i in range(whole, numel):
         if mode != SCAN:
             old = residual[i]
             target[i] = old + gradient[i]
@@ -109,7 +109,7 @@ class Sweep:
     """The exceedances of one vector, and room for more."""
 
     def __init__(self, numel: int, threshold: float, limit: int | None) -> None:
-        self._threshold = int(np.float32(threshold).view(np.int32))
+        self._threshold = np.float32(threshold).view(np.int32)
         self._limit = numel if limit is None else min(limit, numel)
         room = min(self._limit, max(1 << 12, numel // 16)) + 2 * BLOCK
         self._indices, self._values = np.empty(room, np.int64), np.empty(room, np.float32)
@@ -117,14 +117,14 @@ class Sweep:
 
     def over(self, mode: int, gradient: Any, residual: Any, target: Any, offset: int = 0) -> None:
         """Sweep over all of ``target``, whose first element has index ``offset``."""
-        start = 0
-        while start < len(target):
+        while len(target):
             found = self._indices, self._values, self._count
-            start, self._count, top = _sweep(
-                mode, gradient, residual, target, start, self._threshold, self._limit, found, offset
+            done, self._count, top = _sweep(
+                mode, gradient, residual, target, self._threshold, self._limit, found, offset
             )
             self._top = max(self._top, top)
-            if start < len(target):
+            gradient, residual, target, offset = gradient[done:], residual[done:], target[done:], offset + done
+            if len(target):
                 more = 4 * len(self._indices)
                 self._indices, self._values = _grown(self._indices, more), _grown(self._values, more)
 
