@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sidco_ddp.kernels import get_kernels
+from sidco_ddp.kernels import TORCH
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ def empty(vector: Tensor) -> SparsePayload:
 
 def select_above(vector: Tensor, threshold: float, ties: int = 0) -> SparsePayload:
     """The entries with magnitude above ``threshold``, and the first ``ties`` entries whose magnitude equals it."""
-    found = get_kernels("auto", vector.device).scan(vector, threshold)
+    found = TORCH.scan(vector, threshold)
     if ties == 0:
         return SparsePayload(found.values, found.indices, vector.numel())
     equal = (vector.abs() == threshold).nonzero().squeeze(1)

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from sidco_ddp.distributions import Fit, Moments, moments
-from sidco_ddp.kernels import get_kernels
+from sidco_ddp.kernels import TORCH
 
 MAX_ROUNDS = 32  # of the correction; real gradients need 2 to 6
 FEW = 1024  # exceedances below which an exact top-k costs less than another round
@@ -218,7 +218,7 @@ def refine_threshold(
 
 
 def _above(magnitudes: Tensor, threshold: float) -> Tensor:
-    return get_kernels("auto", magnitudes.device).scan(magnitudes, threshold).values
+    return TORCH.scan(magnitudes, threshold).values
 
 
 def _stage_tail(stage: int, stages: int, overall: float, missing: float, first_tail: float, nominal: bool) -> float:

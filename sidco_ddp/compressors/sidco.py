@@ -107,9 +107,14 @@ class SidcoCompressor(AbstractCompressor[SidcoState]):
             wasted = target.numel
         elif not target.finite:
             return empty(target.dense()), state
-        payload, found, stages = self._cold(target.dense(), k, state.stages)
-        report = _report(found, warm=False)._replace(touched=found.touched + wasted)
-        return payload, SidcoState(stages, warm.after(found.threshold), report)
+        estimate, stages = self._cold(target.dense(), k, state.stages)
+        report = _report(estimate, warm=False)._replace(touched=estimate.touched + wasted)
+        if estimate.ties:
+            payload = select_above(target.dense(), estimate.threshold, estimate.ties)
+        else:
+            found = target.above(estimate.threshold)
+            payload = SparsePayload(found.values, found.indices, target.numel)
+        return payload, SidcoState(stages, warm.after(estimate.threshold), report)
 
     def _warm(
         self, base: SparsePayload, first: float, k: int, stages: StageCount, warm: WarmStart
@@ -121,7 +126,7 @@ class SidcoCompressor(AbstractCompressor[SidcoState]):
         payload = base if found.threshold == first else narrow(base, found.threshold, found.ties)
         return payload, SidcoState(stages, warm.after(found.threshold), _report(found, warm=True))
 
-    def _cold(self, vector: Tensor, k: int, stages: StageCount) -> tuple[SparsePayload, Estimate, StageCount]:
+    def _cold(self, vector: Tensor, k: int, stages: StageCount) -> tuple[Estimate, StageCount]:
         """From fits over the whole vector."""
         first, later = self._fits
         found = estimate_threshold(
@@ -135,10 +140,9 @@ class SidcoCompressor(AbstractCompressor[SidcoState]):
             bounded=self.bounded,
             nominal=self.stage_rule == "paper",
         )
-        payload = select_above(vector, found.threshold, found.ties)
         if found.stages == 0:  # hardly more non-zeros than k: nothing was fitted, nothing is learnt
-            return payload, found, stages
-        return payload, found, self._adapt(stages, found.raw_count / k)
+            return found, stages
+        return found, self._adapt(stages, found.raw_count / k)
 
     @property
     def _fits(self) -> tuple[Fit, Fit]:

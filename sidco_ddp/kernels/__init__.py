@@ -12,10 +12,11 @@ import torch
 from sidco_ddp.kernels.base import AbstractKernels, Found
 from sidco_ddp.kernels.torch_kernels import TorchKernels
 
-__all__ = ["KERNELS", "AbstractKernels", "Found", "get_kernels"]
+__all__ = ["KERNELS", "TORCH", "AbstractKernels", "Found", "check_kernels", "get_kernels"]
 
 logger = logging.getLogger(__name__)
 
+TORCH = TorchKernels()  # for what is short, or rare
 KERNELS = ("auto", "torch", "numba", "triton")
 SERVES = {"numba": ("cpu",), "triton": ("cuda",)}
 REMEDIES = {
@@ -46,7 +47,7 @@ def get_kernels(name: str, device: torch.device) -> AbstractKernels:
                 raise ValueError(f"kernels={name!r} cannot be imported: {error}; {REMEDIES[name]}") from error
             if _installed(candidate):
                 logger.warning("the %s kernels cannot be imported, torch's are used instead: %s", candidate, error)
-    return TorchKernels()
+    return TORCH
 
 
 def check_kernels(name: str) -> str:
@@ -75,4 +76,4 @@ def _load(name: str) -> AbstractKernels:
         from sidco_ddp.kernels.numba_kernels import NumbaKernels
 
         return NumbaKernels()
-    return TorchKernels()
+    return TORCH
