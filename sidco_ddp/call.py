@@ -18,6 +18,7 @@ from sidco_ddp.feedback import ErrorFeedback, is_finite
 from sidco_ddp.payload import SparsePayload, empty
 from sidco_ddp.slots import Slot
 from sidco_ddp.stats import BucketStats
+from sidco_ddp.target import Target
 from sidco_ddp.wire import DRAW_MASK, FAILED, NONFINITE, VERSION, Header, WireFormat
 
 
@@ -44,21 +45,21 @@ class Call:
     _wire: WireFormat | None = None
     _changed: bool = False
 
-    def compensate(self) -> Tensor:
-        """The target: unscaled gradient + residual, in float32."""
-        return self.feedback.compensate(self.slot.layout, self.gradient, factor=1.0 / self.loss_scale, idle=self.idle)
+    def compensate(self) -> Target:
+        """The target: unscaled gradient + residual, in float32, added up when the compressor looks at it."""
+        return self.feedback.target(self.slot.layout, self.gradient, factor=1.0 / self.loss_scale, idle=self.idle)
 
-    def compress(self, target: Tensor) -> SparsePayload:
+    def compress(self, target: Target) -> SparsePayload:
         """The compressor's selection; nothing where the target is not finite, which :meth:`encode` tells the others."""
         slot, stats = self.slot, self.stats
         slot.last_memory = slot.memory
-        if not is_finite(target):
+        payload, slot.memory = self.compressor.select(target, slot.memory)
+        if not target.finite:
             stats.finite = False
-            return empty(target)
-        payload, slot.memory = self.compressor.compress(target, slot.memory)
+            return payload
         report = slot.memory.report
         stats.raw_khat, stats.stages, stats.rounds = report.raw_count, report.stages, report.rounds
-        stats.touched, stats.threshold = report.touched, report.threshold
+        stats.touched, stats.threshold, stats.warm = report.touched, report.threshold, report.warm
         return payload
 
     def wire_for(self, payload: SparsePayload) -> WireFormat:
@@ -128,7 +129,7 @@ class Call:
     def undo(self) -> None:
         """Forget the call: residual and compressor state are as before it."""
         if self._changed and not self.undone:
-            self.feedback.undo(self.slot.layout)
+            self.feedback.undo(self.slot.layout, self.gradient)
             if not self.stats.dense:
                 self.slot.memory = self.slot.last_memory
         self.undone = True

@@ -17,6 +17,7 @@ from sidco_ddp.checkpoint import FORMAT, check_format, warn_about_names
 from sidco_ddp.compressors import make_compressor
 from sidco_ddp.compressors.base import AbstractCompressor
 from sidco_ddp.feedback import ErrorFeedback
+from sidco_ddp.kernels import check_kernels
 from sidco_ddp.layout import ParameterNames
 from sidco_ddp.options import check_choice, check_count, check_flag, check_method, check_number
 from sidco_ddp.slots import Slots, nbytes
@@ -45,7 +46,10 @@ class SIDCoState:
             None takes ``"fixed"`` for compressors that hold their count and ``"exact"`` for the others.
         dense_fallback: send a bucket whole when its message would not be smaller than the bucket.
         grad_scaler: the ``GradScaler`` in use, or anything with a ``get_scale()``. Residuals are then kept unscaled,
-            and a step in which any bucket was not finite, which the scaler skips, leaves no trace in any of them.
+            and a step in which any bucket was not finite, which the scaler skips, leaves no trace in any of them. That
+            takes a second buffer of the residual's size.
+        kernels: what compensates and looks for exceedances: ``"torch"``, ``"numba"`` (CPU), ``"triton"`` (CUDA), or the
+            fastest that is installed.
         named_parameters: names for the residuals; by default the DDP module's own.
 
     Raises:
@@ -65,6 +69,7 @@ class SIDCoState:
         exchange: str | None = None,
         dense_fallback: bool = True,
         grad_scaler: Any = None,
+        kernels: str = "auto",
         named_parameters: Iterable[tuple[str, Tensor]] | None = None,
     ) -> None:
         if not isinstance(compressor, AbstractCompressor):
@@ -81,7 +86,9 @@ class SIDCoState:
         self.exchange: str = check_choice(exchange, "exchange", EXCHANGES)
         self.dense_fallback = check_flag(dense_fallback, "dense_fallback")
         self.grad_scaler = check_method(grad_scaler, "grad_scaler", "get_scale", "pass a torch.amp.GradScaler")
-        self.feedback = ErrorFeedback(check_flag(error_feedback, "error_feedback"))
+        self.kernels = check_kernels(kernels)
+        spare = grad_scaler is not None
+        self.feedback = ErrorFeedback(check_flag(error_feedback, "error_feedback"), kernels, spare=spare)
         self.step = 0  # synchronised backward passes begun
         self._slots = Slots(compressor, self.headroom, self.value_dtype, self.dense_fallback)
         self._names = None if named_parameters is None else ParameterNames(named_parameters)
@@ -223,4 +230,4 @@ class SIDCoState:
                 call.undo()
 
 
-_COPIED = ("compressor", "dense_steps", "headroom", "value_dtype", "exchange", "dense_fallback")
+_COPIED = ("compressor", "dense_steps", "headroom", "value_dtype", "exchange", "dense_fallback", "kernels")

@@ -9,8 +9,8 @@ import pytest
 
 PACKAGE = Path(__file__).parent.parent / "sidco_ddp"
 ROWS = [
-    {"distributions", "layout", "options", "owner", "stats", "checkpoint", "workloads"},
-    {"threshold", "payload"},
+    {"distributions", "layout", "options", "owner", "stats", "checkpoint", "workloads", "kernels"},
+    {"threshold", "payload", "target"},
     {"compressors", "feedback", "wire", "transport"},
     {"binding", "agreement"},
     {"slots"},

@@ -21,11 +21,12 @@ class Step:
 
     def __call__(self, gradient: Tensor) -> int:
         """One step; returns how many entries were selected."""
-        target = self._feedback.compensate(self._layout, gradient)
-        payload, self._state = self.compressor.compress(target, self._state)
+        target = self._feedback.target(self._layout, gradient)
+        payload, self._state = self.compressor.select(target, self._state)
         self._feedback.record(self._layout, payload)
+        self._gradient = gradient
         return payload.count
 
     def forget(self) -> None:
         """Take the step's residual back, so that the next target is the next gradient alone."""
-        self._feedback.undo(self._layout)
+        self._feedback.undo(self._layout, self._gradient)
