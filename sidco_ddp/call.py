@@ -39,9 +39,11 @@ class Call:
     exact: bool  # messages as wide as the largest selection, instead of a fixed width
     guarded: bool  # the step may be undone as a whole, so every bucket's result is looked at
     started: float
+    finished: bool = False  # the average has arrived
     undone: bool = False
     _wire: WireFormat | None = None
-    _changed: bool = False
+    _changed: bool = False  # the residual
+    _compressed: bool = False
 
     def compensate(self) -> Tensor:
         """The target: unscaled gradient + residual, in float32."""
@@ -50,10 +52,10 @@ class Call:
     def compress(self, target: Tensor) -> SparsePayload:
         """The compressor's selection; nothing where the target is not finite, which :meth:`encode` tells the others."""
         slot, stats = self.slot, self.stats
-        slot.last_memory = slot.memory
         if not is_finite(target):
             stats.finite = False
             return empty(target)
+        slot.last_memory, self._compressed = slot.memory, True
         payload, slot.memory = self.compressor.compress(target, slot.memory)
         report = slot.memory.report
         stats.raw_khat, stats.stages, stats.rounds = report.raw_count, report.stages, report.rounds
@@ -69,6 +71,10 @@ class Call:
             wire = WireFormat(wire.numel, max(1, *counts), wire.value_dtype)
         self._wire = wire
         return wire
+
+    def fit(self, wire: WireFormat, payload: SparsePayload) -> SparsePayload:
+        """What is sent: all that fits the message; and no value, scaled again, is beyond the bucket's dtype."""
+        return wire.fit(payload, torch.finfo(self.gradient.dtype).max / self.loss_scale)
 
     def record(self, sent: SparsePayload) -> None:
         """The residual is the target less what is sent."""
@@ -98,8 +104,6 @@ class Call:
             self.stats.finite = False
         else:
             wire.combine(gathered, headers, self.gradient, self.loss_scale / self.num_contributors)
-            if self.guarded and self.gradient.dtype == torch.float16:  # the average, scaled, may be out of range
-                self.stats.finite = is_finite(self.gradient)
         self._finished()
         return self.buffer
 
@@ -125,8 +129,8 @@ class Call:
         """Forget the call: residual and compressor state are as before it."""
         if self._changed and not self.undone:
             self.feedback.undo(self.slot.layout)
-            if not self.stats.dense:
-                self.slot.memory = self.slot.last_memory
+        if self._compressed and not self.undone:
+            self.slot.memory = self.slot.last_memory
         self.undone = True
 
     @contextmanager
@@ -135,6 +139,7 @@ class Call:
         try:
             yield
         except Exception:
+            self.undo()
             with suppress(Exception):  # the error itself is what the user must see
                 if self.exact and self._wire is None:
                     self._gather([-1])
@@ -167,4 +172,5 @@ class Call:
     def _finished(self) -> None:
         if not self.stats.finite:
             self.undo()
+        self.finished = True
         self.stats.exchange_seconds = time.perf_counter() - self.started

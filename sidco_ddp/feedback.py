@@ -72,7 +72,8 @@ class ErrorFeedback:
         target = self.compensate(layout, gradient, factor=factor, idle=idle)
         if not is_finite(target):
             return False
-        gradient.copy_(target / factor)
+        limit = torch.finfo(gradient.dtype).max
+        gradient.copy_((target / factor).clamp_(-limit, limit))
         target.sub_(gradient, alpha=factor)
         for where in self._idle:
             target[where] = self._residuals[layout][where]

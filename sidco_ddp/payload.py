@@ -5,6 +5,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from sidco_ddp.indexing import positions, top
+
 
 @dataclass(frozen=True, slots=True)
 class SparsePayload:
@@ -41,10 +43,10 @@ def empty(vector: Tensor) -> SparsePayload:
 def select_above(vector: Tensor, threshold: float, ties: int = 0) -> SparsePayload:
     """The entries with magnitude above ``threshold``, and the first ``ties`` entries whose magnitude equals it."""
     magnitudes = vector.abs()
-    indices = (magnitudes > threshold).nonzero().squeeze(1)
+    indices = positions(magnitudes > threshold)
     if ties == 0:
         return SparsePayload(vector[indices], indices, vector.numel())
-    equal = (magnitudes == threshold).nonzero().squeeze(1)
+    equal = positions(magnitudes == threshold)
     return take(vector, torch.cat([indices, equal[:ties]]))
 
 
@@ -52,5 +54,5 @@ def largest(payload: SparsePayload, count: int) -> SparsePayload:
     """The ``count`` entries of largest magnitude (all of them, if there are no more)."""
     if payload.count <= count:
         return payload
-    kept = torch.topk(payload.values.abs(), count, sorted=False).indices.sort().values
+    kept = top(payload.values.abs(), count)[1].sort().values
     return SparsePayload(payload.values[kept], payload.indices[kept], payload.numel)

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from sidco_ddp.distributions import Fit, Moments, moments
+from sidco_ddp.indexing import pick
 
 MAX_ROUNDS = 32  # of the correction; real gradients need 2 to 6
 FEW = 1024  # exceedances below which an exact top-k costs less than another round
@@ -74,7 +75,7 @@ class Search:
     def __init__(self, magnitudes: Tensor, k: int) -> None:
         positive = magnitudes > 0
         self.k = k
-        self.low = Exceedances(0.0, magnitudes[positive])
+        self.low = Exceedances(0.0, pick(magnitudes, positive))
         self.high = math.inf
         self.high_count = 0
         self.rounds = 0
@@ -92,7 +93,7 @@ class Search:
         start = start or self.low
         self.rounds += 1
         self.touched += start.count
-        found = Exceedances(threshold, start.values[start.values > threshold])
+        found = Exceedances(threshold, pick(start.values, start.values > threshold))
         if found.count >= self.k and threshold >= self.low.threshold:
             self.low = found
         elif found.count < self.k and threshold <= self.high:
