@@ -40,10 +40,14 @@ class Call:
     exact: bool  # messages as wide as the largest selection, instead of a fixed width
     guarded: bool  # the step may be undone as a whole, so every bucket's result is looked at
     started: float
+    finished: bool = False  # the average has arrived
     undone: bool = False
     shared: Tensor | None = None  # this rank's indices, where they are every rank's and do not travel
     _wire: WireFormat | None = None
-    _changed: bool = False
+    _sent: SparsePayload | None = None
+    _changed: bool = False  # the residual
+    _compressed: bool = False
+    _overwritten: bool = False  # the bucket, and with it a parked residual
 
     def compensate(self) -> Target:
         """The target: unscaled gradient + residual, in float32, added up when the compressor looks at it."""
@@ -52,7 +56,7 @@ class Call:
     def compress(self, target: Target) -> SparsePayload:
         """The compressor's selection; nothing where the target is not finite, which :meth:`encode` tells the others."""
         slot, stats = self.slot, self.stats
-        slot.last_memory = slot.memory
+        slot.last_memory, self._compressed = slot.memory, True
         payload, slot.memory = self.compressor.select(target, slot.memory)
         if not target.finite:
             stats.finite = False
@@ -72,11 +76,15 @@ class Call:
         self._wire = wire
         return wire
 
+    def fit(self, wire: WireFormat, payload: SparsePayload) -> SparsePayload:
+        """What is sent: all that fits the message; and no value, scaled again, is beyond the bucket's dtype."""
+        return wire.fit(payload, torch.finfo(self.gradient.dtype).max / self.loss_scale)
+
     def record(self, sent: SparsePayload) -> None:
         """The residual is the target less what is sent."""
         self.stats.sent_khat = sent.count
         self.feedback.record(self.slot.layout, sent)
-        self._changed = True
+        self._sent, self._changed = sent, True
 
     def encode(self, wire: WireFormat, sent: SparsePayload) -> Tensor:
         """The message."""
@@ -98,13 +106,13 @@ class Call:
         check_failures([bool(header.flags & FAILED) for header in headers], self.stats.bucket, self.step)
         check_headers(headers, self.stats.bucket)
         if any(header.flags & NONFINITE for header in headers):
-            self.gradient.fill_(torch.nan)
             self.stats.finite = False
+            self.undo()
+            self.gradient.fill_(torch.nan)
         else:
+            self._overwritten = True
             factor = self.loss_scale / self.num_contributors
             wire.combine(gathered, headers, self.gradient, factor, self.shared)
-            if self.guarded and self.gradient.dtype == torch.float16:  # the average, scaled, may be out of range
-                self.stats.finite = is_finite(self.gradient)
         self._finished()
         return self.buffer
 
@@ -127,11 +135,18 @@ class Call:
         return mean if mean.is_sparse else self.buffer
 
     def undo(self) -> None:
-        """Forget the call: residual and compressor state are as before it."""
+        """Forget the call: residual and compressor state are as before it.
+
+        Once the average is in the bucket, the old residual is only there where buckets have a spare buffer. Elsewhere
+        what was sent is put back, so that the gradient comes later instead of being lost.
+        """
         if self._changed and not self.undone:
-            self.feedback.undo(self.slot.layout, self.gradient)
-            if not self.stats.dense:
-                self.slot.memory = self.slot.last_memory
+            if self._overwritten and self.feedback.parks(self.gradient) and self._sent is not None:
+                self.feedback.put_back(self.slot.layout, self._sent)  # the old residual was parked and is gone
+            else:
+                self.feedback.undo(self.slot.layout, self.gradient)
+        if self._compressed and not self.undone:
+            self.slot.memory = self.slot.last_memory
         self.undone = True
 
     @contextmanager
@@ -140,6 +155,7 @@ class Call:
         try:
             yield
         except Exception:
+            self.undo()
             with suppress(Exception):  # the error itself is what the user must see
                 if self.exact and self._wire is None:
                     self._gather([-1])
@@ -174,4 +190,5 @@ class Call:
     def _finished(self) -> None:
         if not self.stats.finite:
             self.undo()
+        self.finished = True
         self.stats.exchange_seconds = time.perf_counter() - self.started

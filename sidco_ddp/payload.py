@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from sidco_ddp.indexing import positions, top
 from sidco_ddp.kernels import TORCH
 
 
@@ -45,7 +46,7 @@ def select_above(vector: Tensor, threshold: float, ties: int = 0) -> SparsePaylo
     found = TORCH.scan(vector, threshold)
     if ties == 0:
         return SparsePayload(found.values, found.indices, vector.numel())
-    equal = (vector.abs() == threshold).nonzero().squeeze(1)
+    equal = positions(vector.abs() == threshold)
     return take(vector, torch.cat([found.indices, equal[:ties]]))
 
 
@@ -59,5 +60,5 @@ def largest(payload: SparsePayload, count: int) -> SparsePayload:
     """The ``count`` entries of largest magnitude (all of them, if there are no more)."""
     if payload.count <= count:
         return payload
-    kept = torch.topk(payload.values.abs(), count, sorted=False).indices.sort().values
+    kept = top(payload.values.abs(), count)[1].sort().values
     return SparsePayload(payload.values[kept], payload.indices[kept], payload.numel)

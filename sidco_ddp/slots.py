@@ -63,10 +63,11 @@ class Slots:
         slot = self._slots[layout] = Slot(layout, wire, k, dense, self._remembered(layout))
         return slot
 
-    @property
-    def num_parameters(self) -> int:
-        """How many parameters the layouts hold."""
-        return sum(len(layout.names) for layout in self._slots)
+    def restart(self) -> None:
+        """Agree on all layouts anew, as after a change of group; what the compressor learnt is kept."""
+        saved = self.state_dict()
+        self._slots.clear()
+        self.load_state_dict(saved)
 
     def state_dict(self) -> list[dict[str, Any]]:
         """The compressor's states as plain types, each with the names of its bucket's parameters."""

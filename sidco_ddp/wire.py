@@ -1,5 +1,6 @@
 """A selection as a message of fixed size, and back (``docs/wire-format.md`` has the byte table)."""
 
+import math
 import zlib
 from dataclasses import dataclass
 from functools import cached_property
@@ -88,15 +89,15 @@ class WireFormat:
         """31-bit checksum of the format and of further ``terms`` on which the ranks must agree."""
         return zlib.crc32(repr((self, terms)).encode()) & 0x7FFFFFFF
 
-    def fit(self, payload: SparsePayload) -> SparsePayload:
+    def fit(self, payload: SparsePayload, limit: float = math.inf) -> SparsePayload:
         """What of ``payload`` is really sent: the largest that fit, as the receivers will read them.
 
-        A value beyond the range of ``value_dtype`` becomes the largest that it can hold.
+        A magnitude beyond ``limit``, or beyond the range of ``value_dtype``, is cut down to it.
         """
         kept = largest(payload, self.capacity)
-        if self.value_dtype == torch.float32:
+        limit = min(limit, torch.finfo(self.value_dtype).max)
+        if limit >= torch.finfo(torch.float32).max:
             return kept
-        limit = torch.finfo(self.value_dtype).max
         values = kept.values.clamp(-limit, limit).to(self.value_dtype).float()
         return SparsePayload(values, kept.indices, kept.numel)
 

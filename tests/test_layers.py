@@ -9,12 +9,13 @@ import pytest
 
 PACKAGE = Path(__file__).parent.parent / "sidco_ddp"
 ROWS = [
-    {"distributions", "layout", "options", "owner", "stats", "checkpoint", "workloads", "kernels"},
+    {"distributions", "layout", "indexing", "options", "owner", "stats", "checkpoint", "workloads", "kernels"},
     {"threshold", "payload", "target"},
     {"compressors", "feedback", "wire", "transport"},
     {"binding", "agreement"},
     {"slots"},
     {"call"},
+    {"steps"},
     {"state"},
     {"hook"},
     {"__init__"},

@@ -7,9 +7,9 @@ from torch import Tensor
 
 from sidco_ddp.compressors.base import AbstractCompressor, Report
 from sidco_ddp.compressors.stages import StageCount, adapt_by_paper, adapt_by_record
+from sidco_ddp.compressors.warm import WarmStart
 from sidco_ddp.distributions import EXPONENTIAL, GAMMA, GENERALIZED_PARETO, Fit
 from sidco_ddp.options import check_choice, check_count, check_flag, check_number
-from sidco_ddp.compressors.warm import WarmStart
 from sidco_ddp.payload import SparsePayload, empty, narrow, select_above
 from sidco_ddp.target import Target
 from sidco_ddp.threshold import Estimate, acceptance, estimate_threshold, max_stages, refine_threshold

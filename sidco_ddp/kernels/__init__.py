@@ -5,7 +5,7 @@
 
 import importlib.util
 import logging
-from functools import lru_cache
+from functools import cache, lru_cache
 
 import torch
 
@@ -25,7 +25,7 @@ REMEDIES = {
 }
 
 
-@lru_cache(maxsize=None)
+@cache
 def get_kernels(name: str, device: torch.device) -> AbstractKernels:
     """The implementation called ``name``; for ``"auto"`` the fastest that is installed and serves ``device``.
 
