@@ -9,6 +9,7 @@ from sidco_ddp import transport
 from sidco_ddp.wire import Header
 
 TERMS = ("wire version", "elements of the bucket", "layout checksum", "message and option checksum", "step")
+HEADER_TERMS = (*TERMS[:3], "draw of the shared indices", TERMS[4])
 
 
 def agree(terms: Sequence[int], bucket: int, group: dist.ProcessGroup, device: torch.device) -> None:
@@ -30,8 +31,8 @@ def check_headers(headers: Sequence[Header], bucket: int) -> None:
     Raises:
         RuntimeError: on every rank, if any of them differs.
     """
-    rows = [[header.version, header.numel, header.fingerprint, 0, header.step] for header in headers]
-    _compare(TERMS, rows, bucket)
+    rows = [[header.version, header.numel, header.fingerprint, header.draw, header.step] for header in headers]
+    _compare(HEADER_TERMS, rows, bucket)
 
 
 def check_failures(failed: Sequence[bool], bucket: int, step: int) -> None:

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -18,7 +18,8 @@ from sidco_ddp.feedback import ErrorFeedback, is_finite
 from sidco_ddp.payload import SparsePayload, empty
 from sidco_ddp.slots import Slot
 from sidco_ddp.stats import BucketStats
-from sidco_ddp.wire import FAILED, NONFINITE, VERSION, Header, WireFormat
+from sidco_ddp.target import Target
+from sidco_ddp.wire import DRAW_MASK, FAILED, NONFINITE, VERSION, Header, WireFormat
 
 
 @dataclass
@@ -39,25 +40,30 @@ class Call:
     exact: bool  # messages as wide as the largest selection, instead of a fixed width
     guarded: bool  # the step may be undone as a whole, so every bucket's result is looked at
     started: float
+    finished: bool = False  # the average has arrived
     undone: bool = False
+    shared: Tensor | None = None  # this rank's indices, where they are every rank's and do not travel
     _wire: WireFormat | None = None
-    _changed: bool = False
+    _sent: SparsePayload | None = None
+    _changed: bool = False  # the residual
+    _compressed: bool = False
+    _overwritten: bool = False  # the bucket, and with it a parked residual
 
-    def compensate(self) -> Tensor:
-        """The target: unscaled gradient + residual, in float32."""
-        return self.feedback.compensate(self.slot.layout, self.gradient, factor=1.0 / self.loss_scale, idle=self.idle)
+    def compensate(self) -> Target:
+        """The target: unscaled gradient + residual, in float32, added up when the compressor looks at it."""
+        return self.feedback.target(self.slot.layout, self.gradient, factor=1.0 / self.loss_scale, idle=self.idle)
 
-    def compress(self, target: Tensor) -> SparsePayload:
+    def compress(self, target: Target) -> SparsePayload:
         """The compressor's selection; nothing where the target is not finite, which :meth:`encode` tells the others."""
         slot, stats = self.slot, self.stats
-        slot.last_memory = slot.memory
-        if not is_finite(target):
+        slot.last_memory, self._compressed = slot.memory, True
+        payload, slot.memory = self.compressor.select(target, slot.memory)
+        if not target.finite:
             stats.finite = False
-            return empty(target)
-        payload, slot.memory = self.compressor.compress(target, slot.memory)
+            return payload
         report = slot.memory.report
         stats.raw_khat, stats.stages, stats.rounds = report.raw_count, report.stages, report.rounds
-        stats.touched, stats.threshold = report.touched, report.threshold
+        stats.touched, stats.threshold, stats.warm = report.touched, report.threshold, report.warm
         return payload
 
     def wire_for(self, payload: SparsePayload) -> WireFormat:
@@ -66,18 +72,24 @@ class Call:
         if self.exact:
             counts = [count for (count,) in self._gather([payload.count])]
             check_failures([count < 0 for count in counts], self.stats.bucket, self.step)
-            wire = WireFormat(wire.numel, max(1, *counts), wire.value_dtype)
+            wire = replace(wire, capacity=max(1, *counts))
         self._wire = wire
         return wire
+
+    def fit(self, wire: WireFormat, payload: SparsePayload) -> SparsePayload:
+        """What is sent: all that fits the message; and no value, scaled again, is beyond the bucket's dtype."""
+        return wire.fit(payload, torch.finfo(self.gradient.dtype).max / self.loss_scale)
 
     def record(self, sent: SparsePayload) -> None:
         """The residual is the target less what is sent."""
         self.stats.sent_khat = sent.count
         self.feedback.record(self.slot.layout, sent)
-        self._changed = True
+        self._sent, self._changed = sent, True
 
     def encode(self, wire: WireFormat, sent: SparsePayload) -> Tensor:
         """The message."""
+        if not wire.with_indices:
+            self.shared = sent.indices
         message = wire.encode(sent, self._header(0 if self.stats.finite else NONFINITE, sent.count))
         self.stats.bytes_sent = message.numel()
         self._posted()
@@ -94,12 +106,13 @@ class Call:
         check_failures([bool(header.flags & FAILED) for header in headers], self.stats.bucket, self.step)
         check_headers(headers, self.stats.bucket)
         if any(header.flags & NONFINITE for header in headers):
-            self.gradient.fill_(torch.nan)
             self.stats.finite = False
+            self.undo()
+            self.gradient.fill_(torch.nan)
         else:
-            wire.combine(gathered, headers, self.gradient, self.loss_scale / self.num_contributors)
-            if self.guarded and self.gradient.dtype == torch.float16:  # the average, scaled, may be out of range
-                self.stats.finite = is_finite(self.gradient)
+            self._overwritten = True
+            factor = self.loss_scale / self.num_contributors
+            wire.combine(gathered, headers, self.gradient, factor, self.shared)
         self._finished()
         return self.buffer
 
@@ -122,11 +135,18 @@ class Call:
         return mean if mean.is_sparse else self.buffer
 
     def undo(self) -> None:
-        """Forget the call: residual and compressor state are as before it."""
+        """Forget the call: residual and compressor state are as before it.
+
+        Once the average is in the bucket, the old residual is only there where buckets have a spare buffer. Elsewhere
+        what was sent is put back, so that the gradient comes later instead of being lost.
+        """
         if self._changed and not self.undone:
-            self.feedback.undo(self.slot.layout)
-            if not self.stats.dense:
-                self.slot.memory = self.slot.last_memory
+            if self._overwritten and self.feedback.parks(self.gradient) and self._sent is not None:
+                self.feedback.put_back(self.slot.layout, self._sent)  # the old residual was parked and is gone
+            else:
+                self.feedback.undo(self.slot.layout, self.gradient)
+        if self._compressed and not self.undone:
+            self.slot.memory = self.slot.last_memory
         self.undone = True
 
     @contextmanager
@@ -135,6 +155,7 @@ class Call:
         try:
             yield
         except Exception:
+            self.undo()
             with suppress(Exception):  # the error itself is what the user must see
                 if self.exact and self._wire is None:
                     self._gather([-1])
@@ -146,7 +167,9 @@ class Call:
 
     def _header(self, flags: int, num_entries: int) -> Header:
         layout = self.slot.layout
-        return Header(VERSION, flags, layout.fingerprint, layout.numel, num_entries, self.step)
+        memory = self.slot.last_memory
+        draw = 0 if memory is None else self.compressor.shared_draw(memory) & DRAW_MASK
+        return Header(VERSION, flags, layout.fingerprint, layout.numel, num_entries, self.step, draw)
 
     def _gather(self, row: list[int]) -> list[list[int]]:
         return transport.all_gather_now(row, self.group, self.gradient.device)
@@ -167,4 +190,5 @@ class Call:
     def _finished(self) -> None:
         if not self.stats.finite:
             self.undo()
+        self.finished = True
         self.stats.exchange_seconds = time.perf_counter() - self.started

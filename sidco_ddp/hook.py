@@ -30,7 +30,7 @@ def sidco_hook(state: SIDCoState, bucket: dist.GradBucket) -> torch.futures.Futu
         target = call.compensate()
         payload = call.compress(target)
         wire = call.wire_for(payload)
-        sent = wire.fit(payload)
+        sent = call.fit(wire, payload)
         call.record(sent)
         message = call.encode(wire, sent)
     return transport.all_gather(message, call.group).then(lambda exchange: call.average(wire, exchange))
@@ -66,9 +66,10 @@ def attach(
     group = ddp_model.process_group
     if options.setdefault("process_group", group) not in (None, group):
         raise ValueError("process_group is not the model's own; leave it out, and give it to DistributedDataParallel")
-    options["process_group"] = group
+    options["process_group"] = None  # the model's own, also after it is given another one
     options.setdefault("named_parameters", reduced_parameters(ddp_model))
     state = SIDCoState(compressor=compressor, ratio=ratio, **options)
+    state.belongs_to(ddp_model)
     try:
         ddp_model.register_comm_hook(state, sidco_hook)
     except RuntimeError as error:

@@ -6,7 +6,7 @@ it, though, so the module can be found: also behind wrapped hooks, and framework
 
 import gc
 import weakref
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 
 import torch
 import torch.distributed as dist
@@ -14,28 +14,38 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 
-def reduced_parameters(module: DistributedDataParallel) -> Iterator[tuple[str, Tensor]]:
-    """Names and parameters that DDP reduces: those of the wrapped module that require a gradient."""
+def named_parameters(module: DistributedDataParallel) -> Iterator[tuple[str, Tensor]]:
+    """Names and parameters of the wrapped module, without those that DDP was told to ignore."""
     ignored = getattr(module, "parameters_to_ignore", ())
     for name, parameter in module.module.named_parameters():
-        if parameter.requires_grad and name not in ignored:
+        if name not in ignored:
             yield name, parameter
+
+
+def reduced_parameters(module: DistributedDataParallel) -> Iterator[tuple[str, Tensor]]:
+    """Names and parameters that DDP reduces: those that require a gradient when it is built."""
+    return ((name, parameter) for name, parameter in named_parameters(module) if parameter.requires_grad)
 
 
 class Owner:
     """The DDP module on which a state is registered; none where something else calls the hook.
 
+    Args:
+        state: the hook's state.
+        known: the module, if it is known; it is searched for all the same.
+
     Raises:
         RuntimeError: there are several, whose parameters one state cannot tell apart.
     """
 
-    def __init__(self, state: object) -> None:
-        modules = _modules_of(state)
+    def __init__(self, state: object, known: DistributedDataParallel | None = None) -> None:
+        modules = _modules_of(state) or ([known] if known is not None else [])
         if len(modules) > 1:
             raise RuntimeError(
                 f"one SIDCoState is registered on {len(modules)} DDP modules; build a state for each of them"
             )
         self._module = weakref.ref(modules[0]) if modules else None
+        self._unreduced: list[tuple[str, Tensor]] | None = None
 
     @property
     def module(self) -> DistributedDataParallel | None:
@@ -64,10 +74,15 @@ class Owner:
         """Whether this rank runs a backward itself; a rank that ran out of data only answers the others."""
         return torch._C._current_graph_task_id() != -1
 
-    def unreduced(self, seen: int) -> list[str]:
-        """Names that require a gradient although DDP does not reduce them, given how many it was ``seen`` to reduce."""
-        names = [name for name, _ in reduced_parameters(self.module)] if self.module else []
-        return names if len(names) > seen else []
+    def unreduced(self, reduced: Container[int]) -> list[str]:
+        """Names that require a gradient although DDP does not reduce them; ``reduced`` has the ids of those it does.
+
+        The first call decides which parameters to watch, so that a step does not walk the whole model.
+        """
+        if self._unreduced is None:
+            named = named_parameters(self.module) if self.module else ()
+            self._unreduced = [(name, parameter) for name, parameter in named if id(parameter) not in reduced]
+        return [name for name, parameter in self._unreduced if parameter.requires_grad]
 
 
 def _modules_of(state: object) -> list[DistributedDataParallel]:

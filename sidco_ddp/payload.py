@@ -5,6 +5,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from sidco_ddp.indexing import positions, top
+from sidco_ddp.kernels import TORCH
+
 
 @dataclass(frozen=True, slots=True)
 class SparsePayload:
@@ -40,17 +43,22 @@ def empty(vector: Tensor) -> SparsePayload:
 
 def select_above(vector: Tensor, threshold: float, ties: int = 0) -> SparsePayload:
     """The entries with magnitude above ``threshold``, and the first ``ties`` entries whose magnitude equals it."""
-    magnitudes = vector.abs()
-    indices = (magnitudes > threshold).nonzero().squeeze(1)
+    found = TORCH.scan(vector, threshold)
     if ties == 0:
-        return SparsePayload(vector[indices], indices, vector.numel())
-    equal = (magnitudes == threshold).nonzero().squeeze(1)
-    return take(vector, torch.cat([indices, equal[:ties]]))
+        return SparsePayload(found.values, found.indices, vector.numel())
+    equal = positions(vector.abs() == threshold)
+    return take(vector, torch.cat([found.indices, equal[:ties]]))
+
+
+def narrow(payload: SparsePayload, threshold: float, ties: int = 0) -> SparsePayload:
+    """:func:`select_above` among the entries of ``payload``."""
+    kept = select_above(payload.values, threshold, ties)
+    return SparsePayload(kept.values, payload.indices[kept.indices], payload.numel)
 
 
 def largest(payload: SparsePayload, count: int) -> SparsePayload:
     """The ``count`` entries of largest magnitude (all of them, if there are no more)."""
     if payload.count <= count:
         return payload
-    kept = torch.topk(payload.values.abs(), count, sorted=False).indices.sort().values
+    kept = top(payload.values.abs(), count)[1].sort().values
     return SparsePayload(payload.values[kept], payload.indices[kept], payload.numel)

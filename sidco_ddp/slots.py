@@ -51,7 +51,9 @@ class Slots:
             RuntimeError: on every rank, if they do not agree.
         """
         k = self.compressor.target_count(layout.numel)
-        wire = WireFormat.for_count(layout.numel, k, self.headroom, self.value_dtype)
+        wire = WireFormat.for_count(
+            layout.numel, k, self.headroom, self.value_dtype, not self.compressor.shares_indices
+        )
         limit = nbytes(gradient) if self.dense_fallback else sys.maxsize
         dense = not self.compressor.sparse or gradient.is_sparse or wire.nbytes >= limit
         checksum = wire.checksum(dense, self.compressor, terms)
@@ -61,10 +63,11 @@ class Slots:
         slot = self._slots[layout] = Slot(layout, wire, k, dense, self._remembered(layout))
         return slot
 
-    @property
-    def num_parameters(self) -> int:
-        """How many parameters the layouts hold."""
-        return sum(len(layout.names) for layout in self._slots)
+    def restart(self) -> None:
+        """Agree on all layouts anew, as after a change of group; what the compressor learnt is kept."""
+        saved = self.state_dict()
+        self._slots.clear()
+        self.load_state_dict(saved)
 
     def state_dict(self) -> list[dict[str, Any]]:
         """The compressor's states as plain types, each with the names of its bucket's parameters."""

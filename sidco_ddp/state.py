@@ -2,7 +2,6 @@
 
 import math
 import time
-import warnings
 from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
 
 from sidco_ddp.binding import Binding, bind
 from sidco_ddp.call import Call
@@ -17,10 +17,13 @@ from sidco_ddp.checkpoint import FORMAT, check_format, warn_about_names
 from sidco_ddp.compressors import make_compressor
 from sidco_ddp.compressors.base import AbstractCompressor
 from sidco_ddp.feedback import ErrorFeedback
+from sidco_ddp.kernels import check_kernels
 from sidco_ddp.layout import ParameterNames
 from sidco_ddp.options import check_choice, check_count, check_flag, check_method, check_number
+from sidco_ddp.owner import Owner
 from sidco_ddp.slots import Slots, nbytes
 from sidco_ddp.stats import BucketStats, summarise
+from sidco_ddp.steps import Steps
 
 VALUE_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 EXCHANGES = ("fixed", "exact")
@@ -40,11 +43,15 @@ class SIDCoState:
         value_dtype: torch.float32, torch.float16 or torch.bfloat16: what values are on the wire. The cast's error
             stays in the residual.
         error_feedback: keep what was not sent for the next step. Without it the gradient is biased.
-        exchange: ``"fixed"`` sends messages of fixed size in one all_gather; ``"exact"`` gathers the counts first
-            and then messages of the largest count, for schemes that do not hold their count.
+        exchange: ``"fixed"`` sends messages of fixed size in one all_gather; of a selection that is too large for one
+            the largest entries are sent. ``"exact"`` gathers the counts first and then messages of the largest count.
+            None takes ``"fixed"`` for compressors that hold their count and ``"exact"`` for the others.
         dense_fallback: send a bucket whole when its message would not be smaller than the bucket.
         grad_scaler: the ``GradScaler`` in use, or anything with a ``get_scale()``. Residuals are then kept unscaled,
-            and a step in which any bucket was not finite, which the scaler skips, leaves no trace in any of them.
+            and a step in which any bucket was not finite, which the scaler skips, leaves no trace in any of them. That
+            takes a second buffer of the residual's size.
+        kernels: what compensates and looks for exceedances: ``"torch"``, ``"numba"`` (CPU), ``"triton"`` (CUDA), or the
+            fastest that is installed.
         named_parameters: names for the residuals; by default the DDP module's own.
 
     Raises:
@@ -61,9 +68,10 @@ class SIDCoState:
         headroom: float = 0.2,
         value_dtype: torch.dtype = torch.float32,
         error_feedback: bool = True,
-        exchange: str = "fixed",
+        exchange: str | None = None,
         dense_fallback: bool = True,
         grad_scaler: Any = None,
+        kernels: str = "auto",
         named_parameters: Iterable[tuple[str, Tensor]] | None = None,
     ) -> None:
         if not isinstance(compressor, AbstractCompressor):
@@ -75,24 +83,33 @@ class SIDCoState:
         self.dense_steps = check_count(dense_steps, "dense_steps", 0, "0 compresses from the first step on")
         self.headroom = check_number(headroom, "headroom", 0.0, "0.2 leaves room for 20 % more than k entries")
         self.value_dtype: torch.dtype = check_choice(value_dtype, "value_dtype", VALUE_DTYPES)
+        if exchange is None:
+            exchange = "fixed" if compressor.holds_count else "exact"
         self.exchange: str = check_choice(exchange, "exchange", EXCHANGES)
         self.dense_fallback = check_flag(dense_fallback, "dense_fallback")
-        self.grad_scaler = check_method(grad_scaler, "grad_scaler", "get_scale", "pass a torch.amp.GradScaler")
-        self.feedback = ErrorFeedback(check_flag(error_feedback, "error_feedback"))
-        self.step = 0  # synchronised backward passes begun
+        self.kernels = check_kernels(kernels)
+        self._steps = Steps(check_method(grad_scaler, "grad_scaler", "get_scale", "pass a torch.amp.GradScaler"))
+        spare = grad_scaler is not None
+        self.feedback = ErrorFeedback(check_flag(error_feedback, "error_feedback"), kernels, spare=spare)
         self._slots = Slots(compressor, self.headroom, self.value_dtype, self.dense_fallback)
         self._names = None if named_parameters is None else ParameterNames(named_parameters)
         self._binding: Binding | None = None
+        self._module: DistributedDataParallel | None = None  # until the first call
         self._is_copy = False
-        self._last: list[Call] = []  # the calls of the last step
-        self._step_ended = True
-        self._loss_scale = 1.0
-        self._num_unreduced = 0  # parameters that the user was warned about
 
     @property
     def ratio(self) -> float:
         """Fraction of the entries sent."""
         return self.compressor.ratio
+
+    @property
+    def step(self) -> int:
+        """Synchronised backward passes begun."""
+        return self._steps.count
+
+    def belongs_to(self, ddp_model: DistributedDataParallel) -> None:
+        """Say on which module the hook is being registered; otherwise the first call finds it out."""
+        self._module = ddp_model
 
     def begin(self, bucket: dist.GradBucket) -> Call:  # type: ignore[name-defined]
         """Open a call of the hook: which step it belongs to, and what is remembered of buckets of this layout.
@@ -107,16 +124,15 @@ class SIDCoState:
                 f"sidco_hook needs the GradBucket of DistributedDataParallel, got {type(bucket).__name__}: it serves "
                 "DDP only, neither FSDP nor the Python reducer of torch.compile"
             )
-        binding = self._binding or self._bind()
-        if self._step_ended or bucket.index() == 0:  # index 0 again: the last backward was broken off
-            self._begin_step(binding)
-        self._step_ended = bucket.is_last()
-        buffer = bucket.buffer()
+        if self._steps.starts_with(bucket.index()):
+            self._begin_step()
+        binding = self._binding or self._bind(by_ddp=isinstance(bucket, dist.GradBucket))  # type: ignore[attr-defined]
+        buffer = bucket.buffer().detach()
         gradient = torch.view_as_real(buffer).flatten() if buffer.is_complex() else buffer
         layout = binding.layout_of(bucket.parameters())
         slot = self._slots.get(layout)
         if slot is None:
-            terms = (self.exchange, self.dense_steps, self.grad_scaler is None)
+            terms = (self.exchange, self.dense_steps, self._steps.grad_scaler is None)
             slot = self._slots.add(layout, bucket.index(), gradient, self.step, binding.group, terms)
         dense = slot.dense or self.step <= self.dense_steps
         k = layout.numel if dense else slot.k
@@ -130,13 +146,13 @@ class SIDCoState:
             buffer=buffer,
             gradient=gradient,
             idle=binding.idle(layout, gradient),
-            loss_scale=self._loss_scale,
+            loss_scale=self._steps.loss_scale,
             num_contributors=binding.num_contributors(gradient),
             exact=self.exchange == "exact",
-            guarded=self.grad_scaler is not None,
+            guarded=self._steps.grad_scaler is not None,
             started=started,
         )
-        self._last.append(call)
+        self._steps.add(call, is_last=bucket.is_last())
         return call
 
     def stats(self, *, residual_norm: bool = False) -> dict[str, Any]:
@@ -145,18 +161,19 @@ class SIDCoState:
         Args:
             residual_norm: add each bucket's residual norm, which costs a pass over the residuals.
         """
-        buckets = [asdict(call.stats) for call in self._last]
-        total = summarise([call.stats for call in self._last])
+        calls = self._steps.calls
+        buckets = [asdict(call.stats) for call in calls]
+        total = summarise([call.stats for call in calls])
         if residual_norm:
-            self._settle()
-            for bucket, call in zip(buckets, self._last, strict=True):
+            self._steps.settle()
+            for bucket, call in zip(buckets, calls, strict=True):
                 bucket["residual_norm"] = self.feedback.norm(call.slot.layout)
             total["residual_norm"] = math.hypot(*(bucket["residual_norm"] for bucket in buckets))
         return {"step": self.step, "buckets": buckets, "total": total}
 
     def state_dict(self) -> dict[str, Any]:
         """What must survive a restart, of this rank: plain types and tensors, residuals by parameter name."""
-        self._settle()
+        self._steps.settle()
         return {
             "format": FORMAT,
             "step": self.step,
@@ -175,7 +192,7 @@ class SIDCoState:
             ValueError: ``saved`` is something else.
         """
         check_format(saved)
-        self.step, self._step_ended, self._last = saved["step"], True, []
+        self._steps.resume(saved["step"])
         self.feedback.load_state_dict(saved["residuals"])
         self._slots.load_state_dict(saved["memory"] if saved["compressor"] == repr(self.compressor) else [])
         names = self._binding.names if self._binding else self._names
@@ -192,32 +209,21 @@ class SIDCoState:
         self.load_state_dict(saved["memory"])
         self._is_copy = True
 
-    def _bind(self) -> Binding:
+    def _bind(self, *, by_ddp: bool) -> Binding:
         """On the first call: find the DDP module, the group and the names."""
-        self._binding = bind(self, self.process_group, self._names, is_copy=self._is_copy)
+        owner, self._module = Owner(self, self._module), None
+        self._binding = bind(owner, self.process_group, self._names, is_copy=self._is_copy, by_ddp=by_ddp)
         if self.feedback.waiting:
             warn_about_names(self.feedback.waiting, self._binding.names.known)
         return self._binding
 
-    def _begin_step(self, binding: Binding) -> None:
-        self._settle()
-        names = binding.owner.unreduced(self._slots.num_parameters) if self._last and self._step_ended else []
-        if len(names) > self._num_unreduced:
-            warnings.warn(
-                "more parameters require a gradient than DDP averages: some were frozen when the model was wrapped. "
-                f"The ranks drift apart in them; wrap the model again after thawing. They are among {names}",
-                stacklevel=2,
-            )
-            self._num_unreduced = len(names)
-        self.step += 1
-        self._last = []
-        self._loss_scale = 1.0 if self.grad_scaler is None else float(self.grad_scaler.get_scale())
-
-    def _settle(self) -> None:
-        """Where the ``GradScaler`` skipped the last step, since some bucket was not finite, forget all of the step."""
-        if self.grad_scaler is not None and any(not call.stats.finite for call in self._last):
-            for call in self._last:
-                call.undo()
+    def _begin_step(self) -> None:
+        if self._binding and self._binding.is_stale:
+            self._slots.restart()
+            self._binding = None
+        if self._binding and self._steps.is_whole:
+            self._binding.warn_about_unreduced()
+        self._steps.start()
 
 
-_COPIED = ("compressor", "dense_steps", "headroom", "value_dtype", "exchange", "dense_fallback")
+_COPIED = ("compressor", "dense_steps", "headroom", "value_dtype", "exchange", "dense_fallback", "kernels")

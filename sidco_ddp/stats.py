@@ -20,6 +20,7 @@ class BucketStats:
         rounds: stages and corrections together.
         touched: elements read by the estimate, over all rounds.
         finite: whether every rank's target was; where not, the bucket came back as NaN and nothing was remembered.
+        warm: the last call's threshold led to this one's, so that the bucket was read once.
         threshold: the magnitude above which entries were selected.
         bytes_sent: what this rank handed to the collective.
         dense_bytes: what it would have handed to an all-reduce of the bucket.
@@ -39,6 +40,7 @@ class BucketStats:
     touched: int = 0
     finite: bool = True
     threshold: float = 0.0
+    warm: bool = False
     bytes_sent: int = 0
     compress_seconds: float = 0.0
     exchange_seconds: float = 0.0
@@ -58,10 +60,15 @@ SUMMED = (
 
 
 def summarise(buckets: Sequence[BucketStats]) -> dict[str, Any]:
-    """Sums over the buckets of one step; ``stages`` is the largest, ``compressed`` says whether any went out sparse."""
+    """Sums over the buckets of one step; ``stages`` is the largest, ``compressed`` says whether any went out sparse.
+
+    ``rounds`` is the largest too, and ``warm`` says whether all that went out sparse took the warm path.
+    """
     total: dict[str, Any] = {name: sum(getattr(bucket, name) for bucket in buckets) for name in SUMMED}
     total["stages"] = max((bucket.stages for bucket in buckets), default=0)
+    total["rounds"] = max((bucket.rounds for bucket in buckets), default=0)
     total["compressed"] = any(not bucket.dense for bucket in buckets)
     total["dense"] = not total["compressed"]
     total["finite"] = all(bucket.finite for bucket in buckets)
+    total["warm"] = total["compressed"] and all(bucket.warm or bucket.dense for bucket in buckets)
     return total

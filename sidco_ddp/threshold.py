@@ -9,6 +9,9 @@ The plan (paper, section 2.4, Lemma 2; ``docs/algorithm.md`` says where and why 
    count is roughly linear. Each round reads only the exceedances of the highest threshold that selects too many.
 3. Ties are cut by taking only some of the entries that equal the threshold; a stubborn tail ends in an exact top-k
    over the few exceedances that are left.
+
+A *warm* estimate has its first stage from the last call: the last threshold, lowered by a margin, and what exceeds it.
+One fit over those exceedances gives the raw count, and the correction is the same.
 """
 
 import math
@@ -19,6 +22,7 @@ import torch
 from torch import Tensor
 
 from sidco_ddp.distributions import Fit, Moments, moments
+from sidco_ddp.kernels import TORCH
 
 MAX_ROUNDS = 32  # of the correction; real gradients need 2 to 6
 FEW = 1024  # exceedances below which an exact top-k costs less than another round
@@ -71,14 +75,14 @@ class Search:
     ``low`` selects too many (or just enough), ``high`` too few; ``high_count`` is at least 0.
     """
 
-    def __init__(self, magnitudes: Tensor, k: int) -> None:
-        positive = magnitudes > 0
+    def __init__(self, low: Exceedances, k: int, tolerance: float, touched: int) -> None:
         self.k = k
-        self.low = Exceedances(0.0, magnitudes[positive])
+        self.accepted = acceptance(k, tolerance)
+        self.low = low
         self.high = math.inf
         self.high_count = 0
         self.rounds = 0
-        self.touched = magnitudes.numel()
+        self.touched = touched
 
     def fit(self, exceedances: Exceedances, fit: Fit, tail: float) -> tuple[Moments, float]:
         """Moments of the exceedances, and the threshold that leaves the share ``tail`` of them."""
@@ -92,7 +96,7 @@ class Search:
         start = start or self.low
         self.rounds += 1
         self.touched += start.count
-        found = Exceedances(threshold, start.values[start.values > threshold])
+        found = Exceedances(threshold, _above(start.values, threshold))
         if found.count >= self.k and threshold >= self.low.threshold:
             self.low = found
         elif found.count < self.k and threshold <= self.high:
@@ -111,6 +115,27 @@ class Search:
             threshold = math.sqrt(floor) * math.sqrt(ceiling)
         threshold = to_float32(min(max(threshold, floor), ceiling))
         return floor, threshold if threshold < self.high else floor  # never probe the same place twice
+
+    def correct(self, current: Exceedances, fit: Fit, few: int) -> Estimate:
+        """The estimate that ``current`` is, or that the correction makes of it.
+
+        ``few``: at or below this many exceedances the rest is left to an exact top-k.
+        """
+        lowest, highest = self.accepted
+        raw_count, stages = current.count, self.rounds
+        if lowest <= raw_count <= highest:
+            return Estimate(current.threshold, 0, raw_count, raw_count, stages, stages, self.touched)
+        for attempt in range(MAX_ROUNDS):
+            if self.low.count <= few:
+                break
+            floor, threshold = self.next_threshold(fit, bisect=attempt % 3 == 2)
+            found = self.probe(threshold)
+            if lowest <= found.count <= highest:
+                return Estimate(threshold, 0, found.count, raw_count, stages, self.rounds, self.touched)
+            if threshold == floor and found.count < self.k:  # the k-th largest equals the smallest: cut the tie
+                ties = self.k - found.count
+                return Estimate(floor, ties, self.k, raw_count, stages, self.rounds, self.touched)
+        return self.exact(raw_count, stages)
 
     def exact(self, raw_count: int, stages: int) -> Estimate:
         """Exactly k of the exceedances of ``low``, by top-k."""
@@ -149,9 +174,10 @@ def estimate_threshold(
         An :class:`Estimate`; with ``bounded`` its count is within ``tolerance * k`` of k on every finite input
         (``docs/algorithm.md``, "Why the correction exists"), or all non-zeros where there are fewer than k.
     """
-    search = Search(magnitudes, k)
-    lowest, highest = acceptance(k, tolerance)
-    nonzeros = search.low.count
+    nonzeros = int(torch.count_nonzero(magnitudes))
+    values = magnitudes if nonzeros == magnitudes.numel() else _above(magnitudes, 0.0)
+    search = Search(Exceedances(0.0, values), k, tolerance, magnitudes.numel())
+    highest = search.accepted[1]
     if nonzeros <= (highest if bounded else k):
         return Estimate(0.0, 0, nonzeros, nonzeros, 0, 0, search.touched)
 
@@ -162,20 +188,37 @@ def estimate_threshold(
         current = search.probe(threshold, start=current)
         if current.count == 0 or (not nominal and current.count <= highest):
             break
-    raw_count, used = current.count, search.rounds
-    if not bounded or lowest <= raw_count <= highest:
-        return Estimate(current.threshold, 0, raw_count, raw_count, used, used, search.touched)
+    if not bounded:
+        count, used = current.count, search.rounds
+        return Estimate(current.threshold, 0, count, count, used, used, search.touched)
+    return search.correct(current, later, few=min(FEW, nonzeros - 1))
 
-    for attempt in range(MAX_ROUNDS):
-        if search.low.count <= FEW and search.low.count < nonzeros:
-            break
-        floor, threshold = search.next_threshold(later, bisect=attempt % 3 == 2)
-        found = search.probe(threshold)
-        if lowest <= found.count <= highest:
-            return Estimate(threshold, 0, found.count, raw_count, used, search.rounds, search.touched)
-        if threshold == floor and found.count < k:  # the k-th largest equals the smallest exceedance: cut the tie
-            return Estimate(floor, k - found.count, k, raw_count, used, search.rounds, search.touched)
-    return search.exact(raw_count, used)
+
+def refine_threshold(
+    threshold: float, magnitudes: Tensor, k: int, fit: Fit, *, tolerance: float, touched: int
+) -> Estimate:
+    """:func:`estimate_threshold` where the first stage is known: ``magnitudes`` are all that exceed ``threshold``.
+
+    Args:
+        threshold: the first stage.
+        magnitudes: 1-D float32 tensor, every entry above ``threshold``; at least as many as accepted for ``k``,
+            or all non-zeros.
+        k: target count.
+        fit: the distribution of the second stage and of the correction.
+        tolerance: half-width of the accepted counts.
+        touched: elements read to find ``magnitudes``.
+    """
+    current = Exceedances(threshold, magnitudes)
+    search = Search(current, k, tolerance, touched)
+    search.rounds = 1
+    if current.count <= search.accepted[1]:  # or all non-zeros
+        return Estimate(threshold, 0, current.count, current.count, 1, 1, touched)
+    current = search.probe(search.fit(current, fit, k / current.count)[1])
+    return search.correct(current, fit, few=FEW)
+
+
+def _above(magnitudes: Tensor, threshold: float) -> Tensor:
+    return TORCH.scan(magnitudes, threshold).values
 
 
 def _stage_tail(stage: int, stages: int, overall: float, missing: float, first_tail: float, nominal: bool) -> float:

@@ -1,5 +1,6 @@
 """A selection as a message of fixed size, and back (``docs/wire-format.md`` has the byte table)."""
 
+import math
 import zlib
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,6 +15,7 @@ VERSION = 1
 HEADER_BYTES = 32
 NONFINITE = 1  # flag: this rank's target holds an infinity or a NaN, its message is empty
 FAILED = 2  # flag: this rank raised an error before it had a message
+DRAW_MASK = 0xFFFF
 INT32_LIMIT = 2**31 - 1  # largest numel whose indices travel as int32
 
 
@@ -26,16 +28,18 @@ class Header(NamedTuple):
     numel: int
     num_entries: int
     step: int
+    draw: int = 0  # where no index travels: what the ranks' indices hang on, 16 bits
 
     def words(self) -> list[int]:
         """The header as four 64-bit integers."""
-        return [self.version | self.flags << 8 | self.fingerprint << 32, self.numel, self.num_entries, self.step]
+        first = self.version | self.flags << 8 | self.draw << 16 | self.fingerprint << 32
+        return [first, self.numel, self.num_entries, self.step]
 
     @classmethod
     def parse(cls, words: list[int]) -> "Header":
         """Undo :meth:`words`."""
         first, numel, num_entries, step = words
-        return cls(first & 0xFF, first >> 8 & 0xFF, first >> 32, numel, num_entries, step)
+        return cls(first & 0xFF, first >> 8 & 0xFF, first >> 32, numel, num_entries, step, first >> 16 & DRAW_MASK)
 
 
 @dataclass(frozen=True)
@@ -46,17 +50,24 @@ class WireFormat:
         numel: elements of the bucket.
         capacity: entries that a message has room for; the rest of a larger selection is not sent.
         value_dtype: float32, float16 or bfloat16.
+        with_indices: False where every rank selects the same indices: each reader then uses its own.
     """
 
     numel: int
     capacity: int
     value_dtype: torch.dtype = torch.float32
+    with_indices: bool = True
 
     @classmethod
-    def for_count(cls, numel: int, k: int, headroom: float, value_dtype: torch.dtype) -> "WireFormat":
-        """Room for ``max(k + 1, ceil((1 + headroom) k))`` entries, never for more than there are."""
-        room = -int(-(1.0 + headroom) * k // 1)
-        return cls(numel, min(max(k + 1, room), numel), value_dtype)
+    def for_count(
+        cls, numel: int, k: int, headroom: float, value_dtype: torch.dtype, with_indices: bool = True
+    ) -> "WireFormat":
+        """Room for ``max(k + 1, ceil((1 + headroom) k))`` entries, never for more than there are.
+
+        Shared indices are k, always: there is no rest that any rank could leave out alone.
+        """
+        room = max(k + 1, -int(-(1.0 + headroom) * k // 1)) if with_indices else k
+        return cls(numel, min(room, numel), value_dtype, with_indices)
 
     @property
     def index_dtype(self) -> torch.dtype:
@@ -66,7 +77,7 @@ class WireFormat:
     @cached_property
     def indices_end(self) -> int:
         """Byte at which the indices end and the values begin."""
-        return HEADER_BYTES + self.capacity * self.index_dtype.itemsize
+        return HEADER_BYTES + (self.capacity * self.index_dtype.itemsize if self.with_indices else 0)
 
     @cached_property
     def nbytes(self) -> int:
@@ -78,15 +89,15 @@ class WireFormat:
         """31-bit checksum of the format and of further ``terms`` on which the ranks must agree."""
         return zlib.crc32(repr((self, terms)).encode()) & 0x7FFFFFFF
 
-    def fit(self, payload: SparsePayload) -> SparsePayload:
+    def fit(self, payload: SparsePayload, limit: float = math.inf) -> SparsePayload:
         """What of ``payload`` is really sent: the largest that fit, as the receivers will read them.
 
-        A value beyond the range of ``value_dtype`` becomes the largest that it can hold.
+        A magnitude beyond ``limit``, or beyond the range of ``value_dtype``, is cut down to it.
         """
         kept = largest(payload, self.capacity)
-        if self.value_dtype == torch.float32:
+        limit = min(limit, torch.finfo(self.value_dtype).max)
+        if limit >= torch.finfo(torch.float32).max:
             return kept
-        limit = torch.finfo(self.value_dtype).max
         values = kept.values.clamp(-limit, limit).to(self.value_dtype).float()
         return SparsePayload(values, kept.indices, kept.numel)
 
@@ -96,7 +107,8 @@ class WireFormat:
         words = torch.tensor(header.words(), dtype=torch.int64)
         message[:HEADER_BYTES].view(torch.int64).copy_(words, non_blocking=True)
         indices, values = self._slots(message)
-        indices[: sent.count] = sent.indices
+        if self.with_indices:
+            indices[: sent.count] = sent.indices
         values[: sent.count] = sent.values
         return message
 
@@ -105,12 +117,17 @@ class WireFormat:
         words = gathered[:, :HEADER_BYTES].contiguous().view(torch.int64)
         return [Header.parse(row) for row in words.tolist()]
 
-    def decode(self, message: Tensor, count: int) -> SparsePayload:
-        """The selection of ``count`` entries in a message."""
+    def decode(self, message: Tensor, count: int, shared: Tensor | None = None) -> SparsePayload:
+        """The selection of ``count`` entries in a message; ``shared`` are its indices where none travel."""
         indices, values = self._slots(message)
+        if not self.with_indices:
+            assert shared is not None
+            indices = shared
         return SparsePayload(values[:count].float(), indices[:count].long(), self.numel)
 
-    def combine(self, gathered: Tensor, headers: list[Header], out: Tensor, factor: float) -> None:
+    def combine(
+        self, gathered: Tensor, headers: list[Header], out: Tensor, factor: float, shared: Tensor | None = None
+    ) -> None:
         """``factor`` times the sum of all ranks' selections into ``out``, which is overwritten.
 
         Ranks are added one by one in rank order, each entry scaled once: all replicas compute the same bits. Sums are
@@ -119,7 +136,7 @@ class WireFormat:
         total = out if out.dtype == torch.float32 else torch.empty(self.numel, device=out.device)
         total.zero_()
         for message, header in zip(gathered, headers, strict=True):
-            part = self.decode(message, header.num_entries)
+            part = self.decode(message, header.num_entries, shared)
             total.index_add_(0, part.indices, part.values.mul_(factor))
         if total is not out:
             out.copy_(total)

@@ -48,9 +48,11 @@ def test_holds_its_count(name):
 
 def test_ratio_one_selects_every_nonzero(name):
     compressor = make_compressor(name, ratio=1.0)
-    vector = DISTRIBUTIONS["zeros-90"](N)
-    payload, _ = compressor.compress(vector, compressor.init(N))
-    assert set(vector.nonzero().squeeze(1).tolist()) <= set(payload.indices.tolist())
+    for source in ("zeros-90", "laplace"):
+        for numel in (3, 100, N):
+            vector = DISTRIBUTIONS[source](numel)
+            payload, _ = compressor.compress(vector, compressor.init(numel))
+            assert set(vector.nonzero().squeeze(1).tolist()) <= set(payload.indices.tolist()), (source, numel)
 
 
 def test_is_hyper_parameters_only(name):

@@ -9,16 +9,18 @@ import pytest
 
 PACKAGE = Path(__file__).parent.parent / "sidco_ddp"
 ROWS = [
-    {"distributions", "layout", "options", "owner", "stats", "checkpoint", "workloads"},
-    {"threshold", "payload"},
+    {"distributions", "layout", "indexing", "options", "owner", "stats", "checkpoint", "workloads", "kernels"},
+    {"threshold", "payload", "target"},
     {"compressors", "feedback", "wire", "transport"},
     {"binding", "agreement"},
     {"slots"},
     {"call"},
+    {"steps"},
     {"state"},
     {"hook"},
     {"__init__"},
     {"training"},
+    {"tools"},
 ]
 ROW = {module: row for row, modules in enumerate(ROWS) for module in modules}
 COLLECTIVES = {"all_gather", "all_reduce", "broadcast", "reduce", "gather", "scatter", "barrier", "send", "recv"}

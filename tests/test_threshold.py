@@ -120,7 +120,7 @@ def test_stage_bound(ratio, most):
 
 
 def adapted(scheme, make, calls=150, **options):
-    compressor = make_compressor(scheme, ratio=0.001, **options)
+    compressor = make_compressor(scheme, ratio=0.001, warm_start=False, **options)
     state, seen = compressor.init(N), []
     for _ in range(calls):
         _, state = compressor.compress(make(N), state)

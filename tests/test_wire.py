@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from sidco_ddp import wire as wire_module
-from sidco_ddp.payload import select_above
+from sidco_ddp.payload import select_above, take
 from sidco_ddp.wire import HEADER_BYTES, NONFINITE, VERSION, Header, WireFormat
 
 
@@ -96,3 +96,26 @@ def test_combine_of_half_precision_neither_overflows_nor_underflows():
     out = torch.empty(2, dtype=torch.float16)
     wire.combine(table, wire.headers(table), out, 1 / len(table))
     assert torch.equal(out, vector.half())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_shared_indices_do_not_travel(dtype):
+    """Header and k values, no room for more, and every reader puts in the indices that it selected itself."""
+    vector = torch.tensor([0.0, 3.0, 0.0, -1.0, 0.5, 9.0])
+    indices = torch.tensor([1, 2, 3])
+    wire = WireFormat.for_count(6, 3, 0.2, dtype, with_indices=False)
+    assert wire.capacity == 3
+    assert wire.nbytes == 32 + (16 if dtype == torch.float32 else 8)
+    message = wire.encode(wire.fit(take(vector, indices)), Header(VERSION, 0, 5, 6, 3, 7, draw=0xFFFF))
+    assert message[HEADER_BYTES : HEADER_BYTES + 3 * dtype.itemsize].view(dtype).tolist() == [3.0, 0.0, -1.0]
+    table = torch.stack([message, message])
+    headers = wire.headers(table)
+    assert headers[1] == Header(VERSION, 0, 5, 6, 3, 7, draw=0xFFFF)
+    out = torch.full((6,), math.nan)
+    wire.combine(table, headers, out, 1 / len(table), shared=indices)
+    assert out.tolist() == [0.0, 3.0, 0.0, -1.0, 0.0, 0.0]
+
+
+def test_formats_with_and_without_indices_are_told_apart():
+    """The ranks compare this checksum before their first message."""
+    assert WireFormat(6, 3).checksum() != WireFormat(6, 3, with_indices=False).checksum()

@@ -6,13 +6,21 @@ from functools import partial
 from typing import Any
 
 from sidco_ddp.compressors.base import AbstractCompressor
+from sidco_ddp.compressors.dgc import DgcCompressor
+from sidco_ddp.compressors.gaussiank import GaussianKCompressor
 from sidco_ddp.compressors.none import NoneCompressor
+from sidco_ddp.compressors.randomk import RandomKCompressor
+from sidco_ddp.compressors.redsync import RedSyncCompressor
 from sidco_ddp.compressors.sidco import SidcoCompressor
 from sidco_ddp.compressors.topk import TopKCompressor
 
 COMPRESSORS: dict[str, Callable[..., AbstractCompressor[Any]]] = {
     "none": NoneCompressor,
     "topk": TopKCompressor,
+    "randomk": RandomKCompressor,
+    "dgc": DgcCompressor,
+    "redsync": RedSyncCompressor,
+    "gaussiank": GaussianKCompressor,
     "sidco-e": partial(SidcoCompressor, fits="exponential"),
     "sidco-p": partial(SidcoCompressor, fits="pareto"),
     "sidco-gp": partial(SidcoCompressor, fits="gamma-pareto"),

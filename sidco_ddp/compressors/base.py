@@ -7,7 +7,8 @@ from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 from torch import Tensor
 
 from sidco_ddp.options import check_ratio
-from sidco_ddp.payload import SparsePayload
+from sidco_ddp.payload import SparsePayload, empty
+from sidco_ddp.target import Target
 
 
 class Report(NamedTuple):
@@ -18,6 +19,7 @@ class Report(NamedTuple):
     rounds: int = 0  # passes over some of the data, corrections included
     touched: int = 0  # elements read over all rounds
     threshold: float = 0.0  # every entry above it was selected
+    warm: bool = False  # the last call's threshold was the first stage, and the vector was read once
 
 
 class Stateless(NamedTuple):
@@ -43,6 +45,7 @@ class AbstractCompressor(ABC, Generic[State]):
     ratio: float = 0.001
 
     sparse: ClassVar[bool] = True  # False: everything is sent, by a plain all-reduce and without a residual
+    shares_indices: ClassVar[bool] = False  # True: every rank selects the same k indices, which do not travel
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "ratio", check_ratio(self.ratio))
@@ -63,3 +66,16 @@ class AbstractCompressor(ABC, Generic[State]):
     @abstractmethod
     def compress(self, vector: Tensor, state: State) -> tuple[SparsePayload, State]:
         """Select from ``vector`` (1-D, float32, finite); returns the selection and the state for the next call."""
+
+    def shared_draw(self, state: State) -> int:
+        """Where indices are shared: a number that the next call's indices hang on, compared over the ranks."""
+        return 0
+
+    def select(self, target: Target, state: State) -> tuple[SparsePayload, State]:
+        """:meth:`compress` of a target that may not be added up yet; selects nothing from one that is not finite.
+
+        A scheme that needs only what exceeds a threshold overrides this, and gets it from the pass that adds.
+        """
+        if not target.finite:
+            return empty(target.dense()), state
+        return self.compress(target.dense(), state)

@@ -7,10 +7,12 @@ from torch import Tensor
 
 from sidco_ddp.compressors.base import AbstractCompressor, Report
 from sidco_ddp.compressors.stages import StageCount, adapt_by_paper, adapt_by_record
+from sidco_ddp.compressors.warm import WarmStart
 from sidco_ddp.distributions import EXPONENTIAL, GAMMA, GENERALIZED_PARETO, Fit
 from sidco_ddp.options import check_choice, check_count, check_flag, check_number
-from sidco_ddp.payload import SparsePayload, select_above
-from sidco_ddp.threshold import estimate_threshold, max_stages
+from sidco_ddp.payload import SparsePayload, empty, narrow, select_above
+from sidco_ddp.target import Target
+from sidco_ddp.threshold import Estimate, acceptance, estimate_threshold, max_stages, refine_threshold
 
 FITS = {  # first stage, later stages and correction
     "exponential": (EXPONENTIAL, EXPONENTIAL),
@@ -24,6 +26,7 @@ class SidcoState(NamedTuple):
     """What SIDCo carries from call to call on one bucket."""
 
     stages: StageCount = StageCount()
+    warm: WarmStart = WarmStart()
     report: Report = Report()
 
 
@@ -40,7 +43,9 @@ class SidcoCompressor(AbstractCompressor[SidcoState]):
             is the published method.
         tolerance: ε, as a share of k.
         first_tail: δ₁, the share of the non-zeros that the first of several stages keeps.
-        adapt_every: Q, calls between two changes of M.
+        adapt_every: Q, cold calls between two changes of M.
+        warm_start: begin with the last call's threshold, so that the vector is read once; the stages are for calls
+            that have no use for it. Never with ``bounded=False`` or ``stage_rule="paper"``.
     """
 
     fits: str = "exponential"
@@ -50,12 +55,14 @@ class SidcoCompressor(AbstractCompressor[SidcoState]):
     tolerance: float = 0.2
     first_tail: float = 0.25
     adapt_every: int = 5
+    warm_start: bool = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_choice(self.fits, "fits", tuple(FITS))
         check_choice(self.stage_rule, "stage_rule", tuple(STAGE_RULES))
         check_flag(self.bounded, "bounded")
+        check_flag(self.warm_start, "warm_start")
         check_number(self.tolerance, "tolerance", 0.0, "0.2 is the paper's")
         check_number(self.first_tail, "first_tail", 1e-6, "0.25 is the paper's")
         check_count(self.adapt_every, "adapt_every", 1, "5 is the paper's")
@@ -80,24 +87,62 @@ class SidcoCompressor(AbstractCompressor[SidcoState]):
 
     def compress(self, vector: Tensor, state: SidcoState) -> tuple[SparsePayload, SidcoState]:
         """The entries of ``vector`` above the estimated threshold."""
-        k = self.target_count(vector.numel())
+        return self.select(Target(vector), state)
+
+    def select(self, target: Target, state: SidcoState) -> tuple[SparsePayload, SidcoState]:
+        """The entries of ``target`` above the estimated threshold; nothing where it is not finite."""
+        k = self.target_count(target.numel)
+        warm = state.warm
+        limit = WarmStart.limit(k, target.numel)
+        wasted = 0
+        if self.warm_start and self.bounded and self.stage_rule != "paper" and warm.known and limit < target.numel:
+            first = warm.first_threshold
+            found = target.above(first, limit)
+            if not target.finite:
+                return empty(target.dense()), state
+            warm = warm.follow(found.count, k)
+            if found.count <= limit and (found.count >= acceptance(k, self.tolerance)[0] or first == 0.0):
+                base = SparsePayload(found.values, found.indices, target.numel)
+                return self._warm(base, first, k, state.stages, warm)
+            wasted = target.numel
+        elif not target.finite:
+            return empty(target.dense()), state
+        estimate, stages = self._cold(target.dense(), k, state.stages)
+        report = _report(estimate, warm=False)._replace(touched=estimate.touched + wasted)
+        if estimate.ties:
+            payload = select_above(target.dense(), estimate.threshold, estimate.ties)
+        else:
+            found = target.above(estimate.threshold)
+            payload = SparsePayload(found.values, found.indices, target.numel)
+        return payload, SidcoState(stages, warm.after(estimate.threshold), report)
+
+    def _warm(
+        self, base: SparsePayload, first: float, k: int, stages: StageCount, warm: WarmStart
+    ) -> tuple[SparsePayload, SidcoState]:
+        """From the exceedances of the carried threshold alone."""
+        found = refine_threshold(
+            first, base.values.abs(), k, self._fits[1], tolerance=self.tolerance, touched=base.numel
+        )
+        payload = base if found.threshold == first else narrow(base, found.threshold, found.ties)
+        return payload, SidcoState(stages, warm.after(found.threshold), _report(found, warm=True))
+
+    def _cold(self, vector: Tensor, k: int, stages: StageCount) -> tuple[Estimate, StageCount]:
+        """From fits over the whole vector."""
         first, later = self._fits
         found = estimate_threshold(
             vector.abs(),
             k,
             first,
             later,
-            state.stages.current,
+            stages.current,
             first_tail=self.first_tail,
             tolerance=self.tolerance,
             bounded=self.bounded,
             nominal=self.stage_rule == "paper",
         )
-        payload = select_above(vector, found.threshold, found.ties)
-        report = Report(found.raw_count, found.stages, found.rounds, found.touched, found.threshold)
         if found.stages == 0:  # hardly more non-zeros than k: nothing was fitted, nothing is learnt
-            return payload, SidcoState(state.stages, report)
-        return payload, SidcoState(self._adapt(state.stages, found.raw_count / k), report)
+            return found, stages
+        return found, self._adapt(stages, found.raw_count / k)
 
     @property
     def _fits(self) -> tuple[Fit, Fit]:
@@ -109,3 +154,7 @@ class SidcoCompressor(AbstractCompressor[SidcoState]):
         if self.stages is not None or stages.calls < self.adapt_every:
             return stages
         return STAGE_RULES[self.stage_rule](stages, self.tolerance, self.max_stages)
+
+
+def _report(found: Estimate, *, warm: bool) -> Report:
+    return Report(found.raw_count, found.stages, found.rounds, found.touched, found.threshold, warm)

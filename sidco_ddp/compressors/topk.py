@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from sidco_ddp.compressors.base import AbstractCompressor, Report, Stateless
+from sidco_ddp.indexing import top
 from sidco_ddp.payload import SparsePayload, take
 
 
@@ -20,6 +20,6 @@ class TopKCompressor(AbstractCompressor[Stateless]):
     def compress(self, vector: Tensor, state: Stateless) -> tuple[SparsePayload, Stateless]:
         """The k largest of ``vector``."""
         k = self.target_count(vector.numel())
-        magnitudes, indices = torch.topk(vector.abs(), k, sorted=False)
+        magnitudes, indices = top(vector.abs(), k)
         report = Report(k, rounds=1, touched=vector.numel(), threshold=magnitudes.amin().item())
         return take(vector, indices), Stateless(report)

@@ -1,0 +1,79 @@
+"""The one pass over a vector, in several implementations with the same results.
+
+``torch`` serves every device; ``numba`` is faster on CPU; ``triton`` spares host round trips on CUDA.
+"""
+
+import importlib.util
+import logging
+from functools import cache, lru_cache
+
+import torch
+
+from sidco_ddp.kernels.base import AbstractKernels, Found
+from sidco_ddp.kernels.torch_kernels import TorchKernels
+
+__all__ = ["KERNELS", "TORCH", "AbstractKernels", "Found", "check_kernels", "get_kernels"]
+
+logger = logging.getLogger(__name__)
+
+TORCH = TorchKernels()  # for what is short, or rare
+KERNELS = ("auto", "torch", "numba", "triton")
+SERVES = {"numba": ("cpu",), "triton": ("cuda",)}
+REMEDIES = {
+    "numba": "pip install 'sidco_ddp[fast]' (or numba itself)",
+    "triton": "it comes with torch for CUDA; elsewhere pip install triton",
+}
+
+
+@cache
+def get_kernels(name: str, device: torch.device) -> AbstractKernels:
+    """The implementation called ``name``; for ``"auto"`` the fastest that is installed and serves ``device``.
+
+    Raises:
+        ValueError: no such implementation, its package is not installed, or it does not serve the device.
+    """
+    check_kernels(name)
+    if name in SERVES and device.type not in SERVES[name]:
+        raise ValueError(
+            f"kernels={name!r} does not serve the device {str(device)!r}, only {' and '.join(SERVES[name])}; "
+            "kernels='auto' chooses what does"
+        )
+    candidates = [fast for fast in SERVES if device.type in SERVES[fast]] if name == "auto" else [name]
+    for candidate in candidates:
+        try:
+            return _load(candidate)
+        except ImportError as error:
+            if name != "auto":
+                raise ValueError(f"kernels={name!r} cannot be imported: {error}; {REMEDIES[name]}") from error
+            if _installed(candidate):
+                logger.warning("the %s kernels cannot be imported, torch's are used instead: %s", candidate, error)
+    return TORCH
+
+
+def check_kernels(name: str) -> str:
+    """``name`` as that of an implementation which is installed.
+
+    Raises:
+        ValueError: it is not; the message says what to install.
+    """
+    if name not in KERNELS:
+        raise ValueError(f"kernels must be one of {', '.join(KERNELS)}; got {name!r}")
+    if name in REMEDIES and not _installed(name):
+        raise ValueError(f"kernels={name!r} needs the package {name!r}, which is not installed: {REMEDIES[name]}")
+    return name
+
+
+def _installed(package: str) -> bool:
+    try:
+        return importlib.util.find_spec(package) is not None
+    except (ImportError, ValueError):
+        return False
+
+
+def _load(name: str) -> AbstractKernels:
+    """The implementation, imported only when it is wanted: importing numba takes a second."""
+    if name == "numba":
+        from sidco_ddp.kernels.numba_kernels import NumbaKernels
+
+        return NumbaKernels()
+    return TORCH

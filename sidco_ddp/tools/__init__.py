@@ -1,0 +1,1 @@
+"""The console command ``sidco-ddp``, over the package's public names."""
