@@ -44,6 +44,7 @@ class Call:
     undone: bool = False
     shared: Tensor | None = None  # this rank's indices, where they are every rank's and do not travel
     _wire: WireFormat | None = None
+    _target: Target | None = None
     _sent: SparsePayload | None = None
     _changed: bool = False  # the residual
     _compressed: bool = False
@@ -51,7 +52,9 @@ class Call:
 
     def compensate(self) -> Target:
         """The target: unscaled gradient + residual, in float32, added up when the compressor looks at it."""
-        return self.feedback.target(self.slot.layout, self.gradient, factor=1.0 / self.loss_scale, idle=self.idle)
+        factor = 1.0 / self.loss_scale
+        self._target = self.feedback.target(self.slot.layout, self.gradient, factor=factor, idle=self.idle)
+        return self._target
 
     def compress(self, target: Target) -> SparsePayload:
         """The compressor's selection; nothing where the target is not finite, which :meth:`encode` tells the others."""
@@ -140,12 +143,18 @@ class Call:
         Once the average is in the bucket, the old residual is only there where buckets have a spare buffer. Elsewhere
         what was sent is put back, so that the gradient comes later instead of being lost.
         """
-        if self._changed and not self.undone:
-            if self._overwritten and self.feedback.parks(self.gradient) and self._sent is not None:
-                self.feedback.put_back(self.slot.layout, self._sent)  # the old residual was parked and is gone
-            else:
+        if self.undone:
+            return
+        if self._target is None or not self.feedback.parks(self.gradient):
+            if self._changed:
                 self.feedback.undo(self.slot.layout, self.gradient)
-        if self._compressed and not self.undone:
+        elif not self._overwritten:
+            if self._target.written:
+                self.feedback.undo(self.slot.layout, self.gradient)
+        elif self._sent is not None:
+            self.feedback.put_back(self.slot.layout, self._sent)
+        self.feedback.bring_back(self.slot.layout)
+        if self._compressed:
             self.slot.memory = self.slot.last_memory
         self.undone = True
 

@@ -81,7 +81,7 @@ class ErrorFeedback:
         if layout in self._spares:
             self._swap(layout)
         self._residuals[layout].index_add_(0, sent.indices, sent.values, alpha=-1)
-        self._bring_back(layout)
+        self.bring_back(layout)
 
     def flush(self, layout: BucketLayout, gradient: Tensor, *, factor: float = 1.0, idle: Sequence[str] = ()) -> bool:
         """Move the residual into ``gradient``, for a bucket that goes out whole; says whether there was one to move.
@@ -94,13 +94,13 @@ class ErrorFeedback:
         self._set_aside(layout, idle)
         target = torch.add(residual, gradient, alpha=factor, out=self._spare(layout))
         if not is_finite(target):
-            self._bring_back(layout)
+            self.bring_back(layout)
             return False
         limit = torch.finfo(gradient.dtype).max
         gradient.copy_((target / factor).clamp_(-limit, limit))
         target.sub_(gradient, alpha=factor)
         self._swap(layout)
-        self._bring_back(layout)
+        self.bring_back(layout)
         return True
 
     def undo(self, layout: BucketLayout, gradient: Tensor) -> None:
@@ -114,7 +114,7 @@ class ErrorFeedback:
             self._swap(layout)
         else:
             self._residuals[layout].copy_(gradient)
-        self._bring_back(layout)
+        self.bring_back(layout)
 
     def put_back(self, layout: BucketLayout, sent: SparsePayload) -> None:
         """Undo the sending alone: what was sent waits again, with the gradient that it came from."""
@@ -173,7 +173,8 @@ class ErrorFeedback:
         for where, _ in self._idle[layout]:
             residual[where] = 0.0
 
-    def _bring_back(self, layout: BucketLayout) -> None:
+    def bring_back(self, layout: BucketLayout) -> None:
+        """Put the residuals of idle parameters, which wait beside the target, into their place again."""
         for where, piece in self._idle.get(layout, ()):
             self._residuals[layout][where] = piece
 

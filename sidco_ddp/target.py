@@ -41,6 +41,11 @@ class Target:
         return self._vector.device
 
     @property
+    def written(self) -> bool:
+        """Whether the vector holds the target by now."""
+        return self._add is None
+
+    @property
     def finite(self) -> bool:
         """Whether no entry is infinite or NaN."""
         return self.above(math.inf).finite if self._finite is None else self._finite

@@ -320,6 +320,46 @@ def test_ctrl_c_ends_a_run_quickly_and_leaves_whole_lines(tmp_path: Path, launch
     assert [step["step"] for step in steps] == list(range(1, len(steps) + 1))
 
 
+# ---- the end of the process group
+
+OUTLIVED = """
+import sys
+from pathlib import Path
+import torch
+import train
+from sidco_ddp.training.distributed import find_world, process_group
+
+def group_threads():
+    names = [path.read_text().strip() for path in Path("/proc/self/task").glob("*/comm")]
+    return [name for name in names if "gloo" in name]
+
+def break_off():
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2))
+    model(torch.ones(1, 2)).sum().backward()
+    assert group_threads()
+    raise RuntimeError("broken off")
+
+assert train.main(["--steps", "2", "--log-dir", sys.argv[1]]) == 0
+assert group_threads() == []
+try:
+    with process_group(find_world("cpu", "gloo")):
+        break_off()
+except RuntimeError as error:
+    assert group_threads() == [], error
+else:
+    raise AssertionError("nothing was raised")
+"""
+
+
+def test_the_group_ends_with_its_threads(tmp_path: Path) -> None:
+    """Once in ten runs a rank aborted after its last line ("terminate called without an active exception", status -6):
+    the group outlived `destroy_process_group`, and one of its threads the interpreter.
+    """
+    command = [sys.executable, "-c", OUTLIVED, str(tmp_path)]
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+
+
 # ---- the parts
 
 

@@ -10,6 +10,7 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+import torch.distributed.nn.functional  # before there is a group: see process_group
 from torch import nn
 from torch.distributed.rendezvous import rendezvous
 
@@ -80,8 +81,10 @@ def process_group(world: World) -> Iterator[None]:
         traceback.clear_frames(error.__traceback__)  # which hold the model
         raise
     finally:
-        # A DDP model holds the group and is part of a reference cycle. Left to the end of the interpreter, the group's
-        # threads may then still be letting go of tensors, for which they need the interpreter, and abort the process.
+        # The group must end here. Where it lives on, its threads may be letting go of the last tensors when the interpreter
+        # ends; they need the interpreter for that, and abort the process. Two things keep a group alive: the reference
+        # cycles of a DDP model, and default arguments of torch.distributed.nn.functional, which hold the group that there
+        # is when the module is imported; making a DDP model imports it, unless that was done before.
         gc.collect()
         dist.destroy_process_group()
 
