@@ -31,6 +31,7 @@ def check_headers(headers: Sequence[Header], bucket: int) -> None:
     Raises:
         RuntimeError: on every rank, if any of them differs.
     """
+    # the options travel once, in agree(): they cannot change under a layout
     rows = [[header.version, header.numel, header.fingerprint, header.draw, header.step] for header in headers]
     _compare(HEADER_TERMS, rows, bucket)
 

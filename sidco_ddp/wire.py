@@ -20,7 +20,7 @@ INT32_LIMIT = 2**31 - 1  # largest numel whose indices travel as int32
 
 
 class Header(NamedTuple):
-    """First 32 bytes of a message: four little-endian 64-bit words (the first one is split)."""
+    """First 32 bytes of a message: four 64-bit words in the machine's byte order."""
 
     version: int
     flags: int

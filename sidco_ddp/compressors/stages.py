@@ -30,8 +30,8 @@ def adapt_by_paper(stages: StageCount, tolerance: float, most: int) -> StageCoun
 def adapt_by_record(stages: StageCount, tolerance: float, most: int) -> StageCount:
     """Move towards the stage count whose raw count is nearest to k, in the direction that was seen to help.
 
-    The error of every M tried is remembered for a while. Within the tolerance M stays. Otherwise the better-known
-    neighbour wins: one that was never tried (upwards first), or else one that was measured to be better.
+    The error of every M tried is remembered for a while. Within the tolerance M stays. Otherwise a neighbour that was
+    never tried, or not for long, is tried, the higher one first; if both were, the better one wins, if it is better.
     """
     mean = stages.total / stages.calls
     errors = list(stages.errors or (-1.0,) * most)
@@ -39,13 +39,10 @@ def adapt_by_record(stages: StageCount, tolerance: float, most: int) -> StageCou
     errors = [-1.0 if age >= FORGET_AFTER else error for error, age in zip(errors, ages, strict=True)]
     here = min(stages.current, most) - 1
     errors[here], ages[here] = abs(math.log(max(mean, 1e-9))), 0
-    best = here
-    if not 1.0 - tolerance <= mean <= 1.0 + tolerance:
-        for neighbour in (here + 1, here - 1):
-            if 0 <= neighbour < most:
-                if errors[neighbour] < 0.0:
-                    best = neighbour
-                    break
-                if errors[neighbour] < errors[best]:
-                    best = neighbour
+    if 1.0 - tolerance <= mean <= 1.0 + tolerance:
+        best = here
+    else:
+        neighbours = [place for place in (here + 1, here - 1) if 0 <= place < most]
+        untried = [place for place in neighbours if errors[place] < 0.0]
+        best = untried[0] if untried else min([here, *neighbours], key=errors.__getitem__)
     return StageCount(best + 1, errors=tuple(errors), ages=tuple(ages))
