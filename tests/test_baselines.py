@@ -185,6 +185,8 @@ def test_randomk_draws_differ_by_call_seed_and_length_only():
     other = run(make_compressor("randomk", ratio=0.01, seed=1), torch.zeros(N), RandomKState())[0].indices
     assert not torch.equal(draws[0], other)
     assert not torch.equal(draws[0], run(compressor, torch.zeros(N + 1), RandomKState())[0].indices)
+    twice = run(compressor, torch.zeros(2 * N), RandomKState())[0].indices % N
+    assert len(set(twice.tolist()) & set(draws[0].tolist())) < 200, "40 in common are expected, all of one stream"
     torch.set_rng_state(global_state)
     expected = torch.rand(3)
     torch.set_rng_state(global_state)
@@ -262,3 +264,9 @@ def test_passes_equal_their_definitions(monkeypatch, piece):
         assert spread.deviation == pytest.approx(wide.std(correction=0).item(), abs=1e-5 * size), name
         threshold = vector.abs().median().item()
         assert passes.count_above(vector, threshold) == int((vector.abs() > threshold).sum())
+
+
+def test_spread_survives_a_large_mean():
+    """In float32 the squares of 1000 ± 0.1 are known to 0.06: far more than the variance sought."""
+    vector = 1000 + 0.1 * torch.randn(N)
+    assert passes.signed_spread(vector).deviation == pytest.approx(vector.double().std().item(), rel=1e-4)
