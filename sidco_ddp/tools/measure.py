@@ -37,7 +37,7 @@ class Case:
     def needed_bytes(self, num_compressors: int) -> int:
         """Memory that the case needs, roughly: gradient, floor, drawing or estimating, and two buffers a feedback."""
         feedbacks = num_compressors if self.keeps_residuals else 1
-        return 4 * self.elements * (3 + 6 + 2 * feedbacks)
+        return 4 * self.elements * (4 + 6 + 2 * feedbacks)
 
 
 def run_case(case: Case, names: Sequence[str], *, repeats: int, warmup: int, seed: int) -> dict[str, Any]:
@@ -45,13 +45,14 @@ def run_case(case: Case, names: Sequence[str], *, repeats: int, warmup: int, see
     device = torch.device(case.device)
     draw = torch.Generator(device).manual_seed(seed)
     fill = SOURCES[case.source]
-    gradient, residual, target = (torch.empty(case.elements, device=device) for _ in range(3))
+    drawn, gradient, residual, target = (torch.empty(case.elements, device=device) for _ in range(4))
     residual.zero_()
-    fill(gradient, 0, draw)
+    fill(drawn, 0, draw)
+    gradient.copy_(drawn)
     for name in names:  # code and pools that a first use brings in are no scheme's own
-        _make_step(case, name)(gradient)
+        _refilled(_make_step(case, name), drawn)(gradient)
     memories = {
-        name: memory.measure(lambda name=name: _make_step(case, name), gradient)  # type: ignore[misc]
+        name: memory.measure(lambda name=name: _refilled(_make_step(case, name), drawn), gradient)  # type: ignore[misc]
         for name in names
     }
     # where the residual is taken back after every step, one will do for all
@@ -66,8 +67,9 @@ def run_case(case: Case, names: Sequence[str], *, repeats: int, warmup: int, see
     seconds: dict[str, list[float]] = {name: [] for name in runners}
     counts: dict[str, list[int]] = {name: [] for name in runners}
     for repeat in range(warmup + repeats):
-        fill(gradient, repeat, draw)
+        fill(drawn, repeat, draw)
         for name in _rotated(list(runners), repeat):
+            gradient.copy_(drawn)
             elapsed, count = _timed(runners[name], gradient, device)
             if name in steps and not case.keeps_residuals:
                 steps[name].forget()
@@ -113,6 +115,16 @@ def summary(values: Sequence[float]) -> dict[str, float]:
 
 def _make_step(case: Case, name: str, feedback: ErrorFeedback | None = None) -> Step:
     return Step(make_compressor(name, ratio=case.ratio), case.elements, feedback)
+
+
+def _refilled(step: Step, drawn: Tensor) -> Callable[[Tensor], int]:
+    """The step on the same gradient each time: a step overwrites its own, as the hook's bucket is."""
+
+    def run(gradient: Tensor) -> int:
+        gradient.copy_(drawn)
+        return step(gradient)
+
+    return run
 
 
 def _rotated(names: list[str], by: int) -> list[str]:

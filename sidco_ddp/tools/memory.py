@@ -12,6 +12,9 @@ import torch
 from torch import Tensor
 
 
+SETTLED = 6  # calls after which every scheme is past what its first ones need
+
+
 class Memory(NamedTuple):
     """Bytes; None where the platform does not tell."""
 
@@ -20,13 +23,13 @@ class Memory(NamedTuple):
 
 
 def measure(make_step: Callable[[], Callable[[Tensor], int]], gradient: Tensor) -> Memory:
-    """Memory of a step that ``make_step`` builds, seen over its third call."""
+    """Memory of a step that ``make_step`` builds, seen over a call in steady state."""
     read = _Cuda(gradient.device) if gradient.is_cuda else _Process()
     if not read.works:
         return Memory(None, None)
     before = read.settle()
     step = make_step()
-    for _ in range(2):
+    for _ in range(SETTLED):
         step(gradient)
     held = read.settle()
     read.reset_peak()
