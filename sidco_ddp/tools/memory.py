@@ -11,7 +11,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-
 SETTLED = 6  # calls after which every scheme is past what its first ones need
 
 
