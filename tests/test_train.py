@@ -21,15 +21,17 @@ from typing import Any
 
 import pytest
 import torch
+from torch.nn.parallel import DistributedDataParallel
 
 from sidco_ddp import COMPRESSORS
-from sidco_ddp.training.distributed import find_world
-from sidco_ddp.training.loop import make_plan
+from sidco_ddp.training.distributed import World, find_world
+from sidco_ddp.training.loop import Trainer, make_plan
 from sidco_ddp.training.optimizers import warmup_then_cosine
 from sidco_ddp.training.options import OptionError
-from sidco_ddp.training.record import _make_folder, to_json
+from sidco_ddp.training.record import RunRecord, _make_folder, to_json
 from sidco_ddp.training.summary import CompressionTotals, compression_metrics
-from sidco_ddp.workloads import TASKS
+from sidco_ddp.workloads import TASKS, Shard
+from sidco_ddp.workloads.digits import Digits
 
 ROOT = Path(__file__).resolve().parent.parent
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
@@ -323,11 +325,14 @@ def test_ctrl_c_ends_a_run_quickly_and_leaves_whole_lines(tmp_path: Path, launch
 # ---- the end of the process group
 
 OUTLIVED = """
+import gc
 import sys
 from pathlib import Path
 import torch
 import train
 from sidco_ddp.training.distributed import find_world, process_group
+
+gc.disable()  # that it may happen to run in time is not enough
 
 def group_threads():
     names = [path.read_text().strip() for path in Path("/proc/self/task").glob("*/comm")]
@@ -415,6 +420,40 @@ def test_khat_over_k_is_of_the_compressed_buckets_and_steps() -> None:
 def test_what_is_not_finite_is_null() -> None:
     line = to_json({"a": math.nan, "b": [math.inf, 1.5], "c": {"d": -math.inf}})
     assert line == '{"a": null, "b": [null, 1.5], "c": {"d": null}}'
+
+
+def test_every_line_is_written_at_once_as_nothing_may_come_after_it(tmp_path: Path) -> None:
+    record = RunRecord(tmp_path, {})
+    record.step({"step": 1, "epoch": 1, "loss": 0.5})
+    record.evaluation({"step": 1, "epoch": 1, "metric": 0.25})
+    written = lines(tmp_path / "metrics.jsonl"), lines(tmp_path / "evaluations.jsonl")
+    record.close()
+    assert written == ([{"step": 1, "epoch": 1, "loss": 0.5}], [{"step": 1, "epoch": 1, "metric": 0.25}])
+
+
+def evaluate(rank: int, world_size: int) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What a rank makes of an evaluation by all ranks, and by the main rank alone."""
+    torch.manual_seed(5)
+    model = Digits().make_model()
+    alone = Digits().evaluate(model, Shard())
+    replica = DistributedDataParallel(model)
+    for module in model.modules():
+        if isinstance(module, torch.nn.BatchNorm2d):
+            module.running_mean.add_(rank)  # as after a step: the ranks have seen different batches
+    unused = ("state", "optimizer", "schedule", "plan", "batch_size", "seed", "record", "progress", "interrupt")
+    trainer = Trainer(
+        task=Digits(),
+        model=replica,
+        world=World(rank, world_size, True, torch.device("cpu"), "gloo"),
+        **dict.fromkeys(unused),
+    )
+    together = trainer._evaluate([float(rank + 1)] * (rank + 1))
+    return together, {"metric": Digits().metric(alone), "metric_name": "accuracy"}
+
+
+def test_evaluation_is_of_the_main_ranks_model_on_each_test_sample_once(worlds: Any) -> None:
+    for together, alone in worlds(3).run(evaluate):
+        assert together == {**alone, "train_loss": pytest.approx((1 + 4 + 9) / 6)}
 
 
 def test_two_runs_in_the_same_second_get_a_folder_each(tmp_path: Path) -> None:

@@ -81,10 +81,10 @@ def process_group(world: World) -> Iterator[None]:
         traceback.clear_frames(error.__traceback__)  # which hold the model
         raise
     finally:
-        # The group must end here. Where it lives on, its threads may be letting go of the last tensors when the interpreter
-        # ends; they need the interpreter for that, and abort the process. Two things keep a group alive: the reference
-        # cycles of a DDP model, and default arguments of torch.distributed.nn.functional, which hold the group that there
-        # is when the module is imported; making a DDP model imports it, unless that was done before.
+        # The group must end here. Where it lives on, its threads may be letting go of the last tensors when the
+        # interpreter ends; they need the interpreter for that, and abort the process. Two things keep a group alive:
+        # the reference cycles of a DDP model, and default arguments of torch.distributed.nn.functional, which hold the
+        # group that there is when that module is imported; making a DDP model imports it, unless that was done before.
         gc.collect()
         dist.destroy_process_group()
 

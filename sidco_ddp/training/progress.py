@@ -42,10 +42,8 @@ class BarProgress:
     def __init__(self, total_steps: int) -> None:
         from tqdm import tqdm  # an extra: `make_progress` has looked whether it is there
 
-        known = os.get_terminal_size(sys.stderr.fileno()).columns > 0  # tqdm shows nothing in a width of 0
-        self._bar: Any = tqdm(
-            total=total_steps, unit="step", file=sys.stderr, dynamic_ncols=known, ncols=None if known else 80
-        )
+        known = os.get_terminal_size(sys.stderr.fileno()).columns > 0  # in a dynamic width of 0, tqdm shows nothing
+        self._bar: Any = tqdm(total=total_steps, unit="step", file=sys.stderr, dynamic_ncols=known)
 
     def step(self, loss: float) -> None:
         """Move the bar."""
