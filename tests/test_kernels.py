@@ -30,10 +30,10 @@ def assert_found(found, target, threshold, limit=None):
     indices = (target.abs() > threshold).nonzero().squeeze(1)
     assert found.finite
     if limit is not None and len(indices) > limit:
-        assert found.count > limit
+        assert found.total > limit
         assert found.indices.numel() == found.values.numel() == 0
         return
-    assert found.count == len(indices)
+    assert found.total == len(indices)
     assert found.indices.dtype == torch.int64
     assert found.values.dtype == torch.float32
     assert torch.equal(found.indices, indices)

@@ -7,9 +7,9 @@ from torch import Tensor
 
 from sidco_ddp.compressors.base import AbstractCompressor, Report
 from sidco_ddp.compressors.stages import StageCount, adapt_by_paper, adapt_by_record
+from sidco_ddp.compressors.warm import WarmStart
 from sidco_ddp.distributions import EXPONENTIAL, GAMMA, GENERALIZED_PARETO, Fit
 from sidco_ddp.options import check_choice, check_count, check_flag, check_number
-from sidco_ddp.compressors.warm import WarmStart
 from sidco_ddp.payload import SparsePayload, empty, narrow, select_above
 from sidco_ddp.target import Target
 from sidco_ddp.threshold import Estimate, acceptance, estimate_threshold, max_stages, refine_threshold
@@ -100,8 +100,8 @@ class SidcoCompressor(AbstractCompressor[SidcoState]):
             found = target.above(first, limit)
             if not target.finite:
                 return empty(target.dense()), state
-            warm = warm.follow(found.count, k)
-            if found.count <= limit and (found.count >= acceptance(k, self.tolerance)[0] or first == 0.0):
+            warm = warm.follow(found.total, k)
+            if found.total <= limit and (found.total >= acceptance(k, self.tolerance)[0] or first == 0.0):
                 base = SparsePayload(found.values, found.indices, target.numel)
                 return self._warm(base, first, k, state.stages, warm)
             wasted = target.numel

@@ -5,14 +5,14 @@
 
 import importlib.util
 import logging
-from functools import lru_cache
+from functools import cache
 
 import torch
 
 from sidco_ddp.kernels.base import AbstractKernels, Found
-from sidco_ddp.kernels.torch_kernels import TorchKernels
+from sidco_ddp.kernels.torch_kernels import TorchKernels, magnitudes_above
 
-__all__ = ["KERNELS", "TORCH", "AbstractKernels", "Found", "check_kernels", "get_kernels"]
+__all__ = ["KERNELS", "TORCH", "AbstractKernels", "Found", "check_kernels", "get_kernels", "magnitudes_above"]
 
 logger = logging.getLogger(__name__)
 
@@ -25,7 +25,7 @@ REMEDIES = {
 }
 
 
-@lru_cache(maxsize=None)
+@cache
 def get_kernels(name: str, device: torch.device) -> AbstractKernels:
     """The implementation called ``name``; for ``"auto"`` the fastest that is installed and serves ``device``.
 

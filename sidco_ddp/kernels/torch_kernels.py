@@ -105,6 +105,15 @@ class PieceSearch:
         return Found(indices, torch.from_numpy(np.concatenate(self.values)), self.count, self.finite)
 
 
+def magnitudes_above(magnitudes: Tensor, threshold: float) -> Tensor:
+    """The entries of ``magnitudes`` (1-D, float32, none negative) above ``threshold``, without their indices."""
+    if magnitudes.device.type != "cpu":
+        return magnitudes[magnitudes > threshold]
+    array, limit = magnitudes.numpy(), np.float32(threshold)
+    pieces = (array[start : start + PIECE] for start in range(0, len(array), PIECE))
+    return torch.from_numpy(np.concatenate([piece[np.flatnonzero(piece > limit)] for piece in pieces] or [array]))
+
+
 def _compensate_on_device(
     gradient: Tensor, residual: Tensor, threshold: float, limit: int | None, out: Tensor | None
 ) -> Found:
