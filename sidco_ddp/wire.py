@@ -118,8 +118,8 @@ class WireFormat:
         total = out if out.dtype == torch.float32 else torch.empty(self.numel, device=out.device)
         total.zero_()
         for message, header in zip(gathered, headers, strict=True):
-            part = self.decode(message, header.num_entries)
-            total.index_add_(0, part.indices, part.values.mul_(1.0 / len(headers)))
+            indices, values = (slot[: header.num_entries] for slot in self._slots(message))
+            total.index_add_(0, indices, values.float() * (1.0 / len(headers)))
         if total is not out:
             out.copy_(total)
 

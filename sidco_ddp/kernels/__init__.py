@@ -76,4 +76,8 @@ def _load(name: str) -> AbstractKernels:
         from sidco_ddp.kernels.numba_kernels import NumbaKernels
 
         return NumbaKernels()
+    if name == "triton":
+        from sidco_ddp.kernels.triton_kernels import TritonKernels
+
+        return TritonKernels()
     return TORCH

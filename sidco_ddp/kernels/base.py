@@ -16,12 +16,14 @@ class Found(NamedTuple):
         total: how many there are. Beyond the limit of the pass it only says "more", and nothing was collected.
         finite: whether no entry of the vector, above the threshold or not, is infinite or NaN. Where one is, only this
             is to be relied on.
+        mean: mean magnitude of the exceedances, where it would cost another host round trip to ask for it later.
     """
 
     indices: Tensor
     values: Tensor
     total: int
     finite: bool
+    mean: float | None = None
 
 
 class AbstractKernels(ABC):
