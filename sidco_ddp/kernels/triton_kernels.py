@@ -17,7 +17,7 @@ BLOCK = 1024
 
 
 @triton.jit(do_not_specialize=["bits"])
-def _count(  # type: ignore[no-untyped-def] # pragma: no cover: compiled
+def _count(  # pragma: no cover: compiled
     gradient,
     residual,
     target,
@@ -50,7 +50,7 @@ def _count(  # type: ignore[no-untyped-def] # pragma: no cover: compiled
 
 
 @triton.jit(do_not_specialize=["bits"])
-def _collect(  # type: ignore[no-untyped-def] # pragma: no cover: compiled
+def _collect(  # pragma: no cover: compiled
     target, ends, indices, values, numel, bits, BLOCK: tl.constexpr
 ):
     """Put each block's exceedances behind those of the blocks before it."""

@@ -4,6 +4,8 @@ Not part of the default run. Compare only rows of one run, and only as ratios to
 feedback needs anyway.
 """
 
+import itertools
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -62,9 +64,10 @@ def test_compress_step(benchmark, gradients, kernels, name, ratio):
     compressor, feedback = make_compressor(name, ratio=ratio), ErrorFeedback(kernels=kernels)
     layout, memory, gradient = BucketLayout(("w",), (NUMEL,)), [compressor.init(NUMEL)], torch.empty(NUMEL)
 
-    def fresh(step=[0]):  # noqa: B006: counts the steps
-        step[0] += 1
-        gradient.copy_(gradients[step[0] % 4])
+    turn = itertools.cycle(gradients)
+
+    def fresh():
+        gradient.copy_(next(turn))
 
     def compress():
         payload, memory[0] = compressor.select(feedback.target(layout, gradient), memory[0])
@@ -84,9 +87,10 @@ def test_hook(benchmark, gradients, kernels, name):
     state = SIDCoState(compressor=name, ratio=0.001, kernels=kernels)
     bucket = Bucket(torch.empty(NUMEL))
 
-    def fresh(step=[0]):  # noqa: B006: counts the steps
-        step[0] += 1
-        bucket.buffer().copy_(gradients[step[0] % 4])
+    turn = itertools.cycle(gradients)
+
+    def fresh():
+        bucket.buffer().copy_(next(turn))
 
     def hook():
         sidco_hook(state, bucket).wait()
