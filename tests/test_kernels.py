@@ -176,6 +176,21 @@ def test_missing_package_is_named_with_its_remedy(package, remedy):
     subprocess.run([sys.executable, "-W", "error", "-c", code], check=True, timeout=100, cwd=root)
 
 
+def test_kernels_that_are_installed_but_broken(monkeypatch, caplog):
+    """An old numba beside a new numpy, or no writable place for its cache: ``auto`` says so and goes on without."""
+    pytest.importorskip("numba")
+
+    def broken(name):
+        raise RuntimeError("no locator available")
+
+    monkeypatch.setattr("sidco_ddp.kernels._load", broken)
+    fresh = get_kernels.__wrapped__  # not what was chosen before
+    assert fresh("auto", CPU).name == "torch"
+    assert "the numba kernels cannot be loaded, torch's are used instead: no locator available" in caplog.text
+    with pytest.raises(ValueError, match=r"kernels='numba' cannot be loaded: no locator available; pip install"):
+        fresh("numba", CPU)
+
+
 def test_triton_kernels_in_the_interpreter():
     """The same results from the kernels for CUDA, run by Triton's interpreter, which must be chosen before import."""
     pytest.importorskip("triton")

@@ -42,11 +42,11 @@ def get_kernels(name: str, device: torch.device) -> AbstractKernels:
     for candidate in candidates:
         try:
             return _load(candidate)
-        except ImportError as error:
+        except (ImportError, RuntimeError) as error:  # numba raises the latter where it finds no place for its cache
             if name != "auto":
-                raise ValueError(f"kernels={name!r} cannot be imported: {error}; {REMEDIES[name]}") from error
+                raise ValueError(f"kernels={name!r} cannot be loaded: {error}; {REMEDIES[name]}") from error
             if _installed(candidate):
-                logger.warning("the %s kernels cannot be imported, torch's are used instead: %s", candidate, error)
+                logger.warning("the %s kernels cannot be loaded, torch's are used instead: %s", candidate, error)
     return TORCH
 
 
