@@ -63,6 +63,8 @@ def attach(
             f"attach needs a torch.nn.parallel.DistributedDataParallel model, got {type(ddp_model).__name__}; wrap the "
             "model in DDP first, after torch.distributed.init_process_group() (FSDP is not supported)"
         )
+    if getattr(ddp_model, "mixed_precision", None) is not None:
+        raise RuntimeError("DDP's mixed_precision=... brings a hook of its own; leave it out and use autocast instead")
     group = ddp_model.process_group
     if options.setdefault("process_group", group) not in (None, group):
         raise ValueError("process_group is not the model's own; leave it out, and give it to DistributedDataParallel")

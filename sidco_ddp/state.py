@@ -124,16 +124,22 @@ class SIDCoState:
                 f"sidco_hook needs the GradBucket of DistributedDataParallel, got {type(bucket).__name__}: it serves "
                 "DDP only, neither FSDP nor the Python reducer of torch.compile"
             )
-        if self._steps.starts_with(bucket.index()):
-            self._begin_step()
+        if self._binding and self._binding.is_stale:
+            self._slots.restart()
+            self._binding = None
         binding = self._binding or self._bind(by_ddp=isinstance(bucket, dist.GradBucket))  # type: ignore[attr-defined]
         buffer = bucket.buffer().detach()
         gradient = torch.view_as_real(buffer).flatten() if buffer.is_complex() else buffer
         layout = binding.layout_of(bucket.parameters())
+        if self._steps.starts_with(layout):
+            if self._steps.is_whole:
+                binding.warn_about_unreduced()
+            self._steps.start()
+        number = len(self._steps.calls)
         slot = self._slots.get(layout)
         if slot is None:
             terms = (self.exchange, self.dense_steps, self._steps.grad_scaler is None)
-            slot = self._slots.add(layout, bucket.index(), gradient, self.step, binding.group, terms)
+            slot = self._slots.add(layout, number, gradient, self.step, binding.group, terms)
         dense = slot.dense or self.step <= self.dense_steps
         k = layout.numel if dense else slot.k
         call = Call(
@@ -142,7 +148,7 @@ class SIDCoState:
             feedback=self.feedback,
             group=binding.group,
             step=self.step,
-            stats=BucketStats(bucket.index(), layout.numel, dense, k, dense_bytes=nbytes(gradient)),
+            stats=BucketStats(number, layout.numel, dense, k, dense_bytes=nbytes(gradient)),
             buffer=buffer,
             gradient=gradient,
             idle=binding.idle(layout, gradient),
@@ -152,7 +158,7 @@ class SIDCoState:
             guarded=self._steps.grad_scaler is not None,
             started=started,
         )
-        self._steps.add(call, is_last=bucket.is_last())
+        self._steps.add(call, is_last=bucket.is_last(), num_parameters=len(binding.names.known))
         return call
 
     def stats(self, *, residual_norm: bool = False) -> dict[str, Any]:
@@ -216,14 +222,6 @@ class SIDCoState:
         if self.feedback.waiting:
             warn_about_names(self.feedback.waiting, self._binding.names.known)
         return self._binding
-
-    def _begin_step(self) -> None:
-        if self._binding and self._binding.is_stale:
-            self._slots.restart()
-            self._binding = None
-        if self._binding and self._steps.is_whole:
-            self._binding.warn_about_unreduced()
-        self._steps.start()
 
 
 _COPIED = ("compressor", "dense_steps", "headroom", "value_dtype", "exchange", "dense_fallback", "kernels")

@@ -10,7 +10,7 @@ class BucketStats:
     """One bucket in one step.
 
     Attributes:
-        bucket: DDP's index of the bucket.
+        bucket: its number in the order of the exchange.
         elements: its length.
         dense: it went out whole, by all-reduce; then k and sent_khat are its length.
         k: target count.

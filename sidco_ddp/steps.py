@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sidco_ddp.call import Call
+from sidco_ddp.layout import BucketLayout
 
 
 @dataclass
@@ -21,6 +22,7 @@ class Steps:
     count: int = 0
     calls: list[Call] = field(default_factory=list)
     loss_scale: float = 1.0
+    _seen: set[str] = field(default_factory=set)  # parameters whose bucket came in this step
     _ended: bool = True
 
     @property
@@ -28,21 +30,25 @@ class Steps:
         """Whether the last step saw every bucket."""
         return self._ended and bool(self.calls)
 
-    def starts_with(self, index: int) -> bool:
-        """Whether bucket ``index`` opens a new step; bucket 0 does so even if the last backward was broken off."""
-        return self._ended or index == 0
+    def starts_with(self, layout: BucketLayout) -> bool:
+        """Whether a bucket opens a new step: the last one is over, or was broken off, since its parameters come again.
+
+        The bucket's index does not tell: in the first backward of a static graph DDP calls every bucket 0.
+        """
+        return self._ended or not self._seen.isdisjoint(layout.names)
 
     def start(self) -> None:
         """Open a step."""
         self.settle()
         self.count += 1
-        self.calls = []
+        self.calls, self._seen = [], set()
         self.loss_scale = 1.0 if self.grad_scaler is None else float(self.grad_scaler.get_scale())
 
-    def add(self, call: Call, *, is_last: bool) -> None:
-        """Count ``call`` to the open step."""
+    def add(self, call: Call, *, is_last: bool, num_parameters: int) -> None:
+        """Count ``call`` to the open step, which ends with DDP's last bucket, or when all parameters have come."""
         self.calls.append(call)
-        self._ended = is_last
+        self._seen.update(call.slot.layout.names)
+        self._ended = is_last or len(self._seen) == num_parameters
 
     def settle(self) -> None:
         """Forget the last step where its averages never reached the optimizer, so that nothing of it is lost.

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from sidco_ddp.distributions import Fit, Moments, moments
-from sidco_ddp.kernels import TORCH
+from sidco_ddp.kernels import magnitudes_above
 
 MAX_ROUNDS = 32  # of the correction; real gradients need 2 to 6
 FEW = 1024  # exceedances below which an exact top-k costs less than another round
@@ -96,7 +96,7 @@ class Search:
         start = start or self.low
         self.rounds += 1
         self.touched += start.count
-        found = Exceedances(threshold, _above(start.values, threshold))
+        found = Exceedances(threshold, magnitudes_above(start.values, threshold))
         if found.count >= self.k and threshold >= self.low.threshold:
             self.low = found
         elif found.count < self.k and threshold <= self.high:
@@ -175,7 +175,7 @@ def estimate_threshold(
         (``docs/algorithm.md``, "Why the correction exists"), or all non-zeros where there are fewer than k.
     """
     nonzeros = int(torch.count_nonzero(magnitudes))
-    values = magnitudes if nonzeros == magnitudes.numel() else _above(magnitudes, 0.0)
+    values = magnitudes if nonzeros == magnitudes.numel() else magnitudes_above(magnitudes, 0.0)
     search = Search(Exceedances(0.0, values), k, tolerance, magnitudes.numel())
     highest = search.accepted[1]
     if nonzeros <= (highest if bounded else k):
@@ -215,10 +215,6 @@ def refine_threshold(
         return Estimate(threshold, 0, current.count, current.count, 1, 1, touched)
     current = search.probe(search.fit(current, fit, k / current.count)[1])
     return search.correct(current, fit, few=FEW)
-
-
-def _above(magnitudes: Tensor, threshold: float) -> Tensor:
-    return TORCH.scan(magnitudes, threshold).values
 
 
 def _stage_tail(stage: int, stages: int, overall: float, missing: float, first_tail: float, nominal: bool) -> float:

@@ -136,8 +136,11 @@ class WireFormat:
         total = out if out.dtype == torch.float32 else torch.empty(self.numel, device=out.device)
         total.zero_()
         for message, header in zip(gathered, headers, strict=True):
-            part = self.decode(message, header.num_entries, shared)
-            total.index_add_(0, part.indices, part.values.mul_(factor))
+            indices, values = self._slots(message)
+            if shared is not None:
+                indices = shared
+            count = header.num_entries
+            total.index_add_(0, indices[:count], values[:count].float() * factor)
         if total is not out:
             out.copy_(total)
 

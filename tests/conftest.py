@@ -24,7 +24,9 @@ def worlds():
     running = {}
 
     def get(size):
-        if size not in running or not running[size].alive:
+        if size in running and not running[size].alive:
+            running.pop(size).close()
+        if size not in running:
             running[size] = World(size)
         return running[size]
 

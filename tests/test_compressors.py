@@ -112,6 +112,7 @@ def test_unknown_names_and_options_list_what_there_is(name):
         ("stages", 1.5, "stages must be a whole number >= 1, got 1.5"),
         ("stage_rule", "fixed", "stage_rule must be one of learned, paper; got 'fixed'"),
         ("bounded", 1, "bounded must be True or False, got 1"),
+        ("warm_start", None, "warm_start must be True or False, got None"),
         ("tolerance", -0.1, "tolerance must be a finite number >= 0, got -0.1"),
         ("tolerance", 1.0, "tolerance and first_tail must be below 1"),
         ("first_tail", 0.0, "first_tail must be a finite number >= 1e-06, got 0.0"),

@@ -1,17 +1,22 @@
 """All implementations of the one pass against a reference written in the plainest way."""
 
 import math
+import os
 import subprocess
 import sys
 import threading
+import warnings
 from pathlib import Path
 
 import pytest
 import torch
 from sources import DEGENERATE, DISTRIBUTIONS
+from test_threshold import assert_promise
 
-from sidco_ddp import SIDCoState
+from sidco_ddp import SIDCoState, make_compressor
+from sidco_ddp.feedback import ErrorFeedback
 from sidco_ddp.kernels import get_kernels
+from sidco_ddp.layout import BucketLayout
 from sidco_ddp.target import Target
 
 CPU = torch.device("cpu")
@@ -30,10 +35,10 @@ def assert_found(found, target, threshold, limit=None):
     indices = (target.abs() > threshold).nonzero().squeeze(1)
     assert found.finite
     if limit is not None and len(indices) > limit:
-        assert found.count > limit
+        assert found.total > limit
         assert found.indices.numel() == found.values.numel() == 0
         return
-    assert found.count == len(indices)
+    assert found.total == len(indices)
     assert found.indices.dtype == torch.int64
     assert found.values.dtype == torch.float32
     assert torch.equal(found.indices, indices)
@@ -169,3 +174,70 @@ def test_missing_package_is_named_with_its_remedy(package, remedy):
     )
     root = Path(__file__).parent.parent
     subprocess.run([sys.executable, "-W", "error", "-c", code], check=True, timeout=100, cwd=root)
+
+
+def test_kernels_that_are_installed_but_broken(monkeypatch, caplog):
+    """An old numba beside a new numpy, or no writable place for its cache: ``auto`` says so and goes on without."""
+    pytest.importorskip("numba")
+
+    def broken(name):
+        raise RuntimeError("no locator available")
+
+    monkeypatch.setattr("sidco_ddp.kernels._load", broken)
+    fresh = get_kernels.__wrapped__  # not what was chosen before
+    assert fresh("auto", CPU).name == "torch"
+    assert "the numba kernels cannot be loaded, torch's are used instead: no locator available" in caplog.text
+    with pytest.raises(ValueError, match=r"kernels='numba' cannot be loaded: no locator available; pip install"):
+        fresh("numba", CPU)
+
+
+def test_triton_kernels_in_the_interpreter():
+    """The same results from the kernels for CUDA, run by Triton's interpreter, which must be chosen before import."""
+    pytest.importorskip("triton")
+    here = Path(__file__).parent
+    paths = os.pathsep.join([str(here), str(here.parent)])
+    environment = os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": paths}
+    subprocess.run([sys.executable, here / "triton_probe.py"], check=True, timeout=100, env=environment)
+
+
+class WithMean:
+    """Kernels that hand over the mean with the count, as those of an accelerator do."""
+
+    name = "with mean"
+
+    def scan(self, vector, threshold, limit=None):
+        found = get_kernels("torch", CPU).scan(vector, threshold, limit)
+        return found._replace(mean=found.values.abs().double().mean().item() if found.total else 0.0)
+
+
+@pytest.mark.parametrize("source", ["laplace", "pareto-0.45", "normal", "bfloat16-steps", "zeros-90", "constant"])
+def test_correction_without_host_round_trips(source):
+    """What CUDA does in steady state: exactly k, the largest, and a threshold that serves the next call."""
+    compressor, numel = make_compressor("sidco-e", ratio=0.01), 20_000
+    state, warm = compressor.init(numel), 0
+    for _ in range(20):
+        vector = DISTRIBUTIONS.get(source, DEGENERATE.get(source))(numel)
+        payload, state = compressor.select(Target(vector, WithMean()), state)
+        assert_promise(vector, payload, 200)
+        warm += state.report.warm
+    assert warm >= 17 or source == "constant"
+
+
+@pytest.mark.gpu
+def test_one_host_sync_a_bucket_on_cuda():
+    """Compensate, estimate, select and record in steady state; reading the count is the one wait."""
+    feedback, layout = ErrorFeedback(), BucketLayout(("w",), (1_000_000,))
+    compressor = make_compressor("sidco-e", ratio=0.001)
+    state = compressor.init(1_000_000)
+    for step in range(30):
+        gradient = torch.randn(1_000_000, device="cuda")
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
+            with warnings.catch_warnings(record=True) as syncs:
+                warnings.simplefilter("always")
+                payload, state = compressor.select(feedback.target(layout, gradient), state)
+                feedback.record(layout, payload)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        assert step < 10 or not state.report.warm or len(syncs) <= 1, [str(sync.message) for sync in syncs]
+    assert state.report.warm

@@ -46,6 +46,7 @@ class World:
     def __init__(self, world_size):
         context = mp.get_context("spawn")
         self.size = world_size
+        self._broken = False
         self._inboxes = [context.SimpleQueue() for _ in range(world_size)]
         self._outbox = context.Queue()
         port = free_port()
@@ -72,12 +73,14 @@ class World:
             if failure:
                 failures.append(f"--- rank {rank} of {self.size}\n{failure}")
         if failures:
+            self._broken = any(word in failure for failure in failures for word in ("imed out", "timeout", "closed by"))
             raise AssertionError("\n".join(failures))
         return results
 
     @property
     def alive(self):
-        return all(process.is_alive() for process in self._processes)
+        """Whether it can run more checks: its processes live, and no connection between them is broken."""
+        return not self._broken and all(process.is_alive() for process in self._processes)
 
     def close(self):
         for inbox in self._inboxes:

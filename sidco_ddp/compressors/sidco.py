@@ -1,5 +1,6 @@
 """SIDCo: the threshold that keeps about ``ratio`` of a vector, from fits of sparsity-inducing distributions."""
 
+import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -10,7 +11,7 @@ from sidco_ddp.compressors.stages import StageCount, adapt_by_paper, adapt_by_re
 from sidco_ddp.compressors.warm import WarmStart
 from sidco_ddp.distributions import EXPONENTIAL, GAMMA, GENERALIZED_PARETO, Fit
 from sidco_ddp.options import check_choice, check_count, check_flag, check_number
-from sidco_ddp.payload import SparsePayload, empty, narrow, select_above
+from sidco_ddp.payload import SparsePayload, empty, largest, narrow, select_above
 from sidco_ddp.target import Target
 from sidco_ddp.threshold import Estimate, acceptance, estimate_threshold, max_stages, refine_threshold
 
@@ -100,9 +101,11 @@ class SidcoCompressor(AbstractCompressor[SidcoState]):
             found = target.above(first, limit)
             if not target.finite:
                 return empty(target.dense()), state
-            warm = warm.follow(found.count, k)
-            if found.count <= limit and (found.count >= acceptance(k, self.tolerance)[0] or first == 0.0):
+            warm = warm.follow(found.total, k)
+            if found.total <= limit and (found.total >= acceptance(k, self.tolerance)[0] or first == 0.0):
                 base = SparsePayload(found.values, found.indices, target.numel)
+                if found.mean is not None and found.total > k:
+                    return self._warm_on_device(base, first, found.mean, k, state.stages, warm)
                 return self._warm(base, first, k, state.stages, warm)
             wasted = target.numel
         elif not target.finite:
@@ -125,6 +128,18 @@ class SidcoCompressor(AbstractCompressor[SidcoState]):
         )
         payload = base if found.threshold == first else narrow(base, found.threshold, found.ties)
         return payload, SidcoState(stages, warm.after(found.threshold), _report(found, warm=True))
+
+    def _warm_on_device(
+        self, base: SparsePayload, first: float, mean: float, k: int, stages: StageCount, warm: WarmStart
+    ) -> tuple[SparsePayload, SidcoState]:
+        """The same with no further host round trip: the correction is the exact top-k of the exceedances.
+
+        The next threshold is the exponential fit's, from the mean that came with the count; rounds of counting would
+        each wait for the device. The carried threshold's own count stands for the raw count.
+        """
+        threshold = first + (mean - first) * math.log(base.count / k)
+        report = Report(base.count, 1, 2, base.numel + base.count, threshold, warm=True)
+        return largest(base, k), SidcoState(stages, warm.after(threshold), report)
 
     def _cold(self, vector: Tensor, k: int, stages: StageCount) -> tuple[Estimate, StageCount]:
         """From fits over the whole vector."""

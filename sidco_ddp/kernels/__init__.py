@@ -5,14 +5,14 @@
 
 import importlib.util
 import logging
-from functools import cache, lru_cache
+from functools import cache
 
 import torch
 
 from sidco_ddp.kernels.base import AbstractKernels, Found
-from sidco_ddp.kernels.torch_kernels import TorchKernels
+from sidco_ddp.kernels.torch_kernels import TorchKernels, magnitudes_above
 
-__all__ = ["KERNELS", "TORCH", "AbstractKernels", "Found", "check_kernels", "get_kernels"]
+__all__ = ["KERNELS", "TORCH", "AbstractKernels", "Found", "check_kernels", "get_kernels", "magnitudes_above"]
 
 logger = logging.getLogger(__name__)
 
@@ -42,11 +42,11 @@ def get_kernels(name: str, device: torch.device) -> AbstractKernels:
     for candidate in candidates:
         try:
             return _load(candidate)
-        except ImportError as error:
+        except (ImportError, RuntimeError) as error:  # numba raises the latter where it finds no place for its cache
             if name != "auto":
-                raise ValueError(f"kernels={name!r} cannot be imported: {error}; {REMEDIES[name]}") from error
+                raise ValueError(f"kernels={name!r} cannot be loaded: {error}; {REMEDIES[name]}") from error
             if _installed(candidate):
-                logger.warning("the %s kernels cannot be imported, torch's are used instead: %s", candidate, error)
+                logger.warning("the %s kernels cannot be loaded, torch's are used instead: %s", candidate, error)
     return TORCH
 
 
@@ -76,4 +76,8 @@ def _load(name: str) -> AbstractKernels:
         from sidco_ddp.kernels.numba_kernels import NumbaKernels
 
         return NumbaKernels()
+    if name == "triton":
+        from sidco_ddp.kernels.triton_kernels import TritonKernels
+
+        return TritonKernels()
     return TORCH

@@ -13,15 +13,17 @@ class Found(NamedTuple):
     Attributes:
         indices: 1-D int64 tensor, ascending: where the magnitude exceeds the threshold.
         values: 1-D float32 tensor, the (signed) entries there.
-        count: how many there are. Beyond the limit of the pass it only says "more", and nothing was collected.
+        total: how many there are. Beyond the limit of the pass it only says "more", and nothing was collected.
         finite: whether no entry of the vector, above the threshold or not, is infinite or NaN. Where one is, only this
             is to be relied on.
+        mean: mean magnitude of the exceedances, where it would cost another host round trip to ask for it later.
     """
 
     indices: Tensor
     values: Tensor
-    count: int
+    total: int
     finite: bool
+    mean: float | None = None
 
 
 class AbstractKernels(ABC):
@@ -35,7 +37,7 @@ class AbstractKernels(ABC):
 
     @abstractmethod
     def scan(self, vector: Tensor, threshold: float, limit: int | None = None) -> Found:
-        """The entries of ``vector`` (1-D, float32, contiguous) with magnitude above ``threshold``, if at most ``limit``."""
+        """What of ``vector`` (1-D, float32, contiguous) has a magnitude above ``threshold``, if at most ``limit``."""
 
     @abstractmethod
     def compensate(

@@ -23,7 +23,7 @@ INFINITE = 0x7F800000  # bits of infinity
 SCAN, ADD, PARK = 0, 1, 2  # what is written: nothing; the target; the target over the residual, that over the gradient
 
 
-@numba.njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
+@numba.njit(nogil=True, cache=True)
 def _sweep(
     mode: int, gradient: Any, residual: Any, target: Any, threshold: int, limit: int, found: Any, offset: int
 ) -> Any:  # pragma: no cover: compiled

@@ -105,6 +105,15 @@ class PieceSearch:
         return Found(indices, torch.from_numpy(np.concatenate(self.values)), self.count, self.finite)
 
 
+def magnitudes_above(magnitudes: Tensor, threshold: float) -> Tensor:
+    """The entries of ``magnitudes`` (1-D, float32, none negative) above ``threshold``, without their indices."""
+    if magnitudes.device.type != "cpu":
+        return magnitudes[magnitudes > threshold]
+    array, limit = magnitudes.numpy(), np.float32(threshold)
+    pieces = (array[start : start + PIECE] for start in range(0, len(array), PIECE))
+    return torch.from_numpy(np.concatenate([piece[np.flatnonzero(piece > limit)] for piece in pieces] or [array]))
+
+
 def _compensate_on_device(
     gradient: Tensor, residual: Tensor, threshold: float, limit: int | None, out: Tensor | None
 ) -> Found:
@@ -119,18 +128,19 @@ def _compensate_on_device(
 
 
 def _scan_on_device(vector: Tensor, threshold: float, limit: int | None) -> Found:
-    """One host sync a piece: the count and whether all is finite are read together, and the count sizes the result."""
-    indices, values, total, finite = [], [], 0, True
+    """One host sync a piece: count, sum and whether all is finite are read together, and the count sizes the result."""
+    indices, values, total, weight, finite = [], [], 0, 0.0, True
     for start in range(0, vector.numel(), DEVICE_PIECE):
         piece = vector[start : start + DEVICE_PIECE]
         magnitudes = piece.abs()
         above = magnitudes > threshold
-        count, all_finite = torch.stack([above.sum(), magnitudes.amax() < torch.inf]).tolist()
-        total, finite = total + count, finite and bool(all_finite)
+        heavy = torch.where(above, magnitudes, 0.0).sum(dtype=torch.float64)
+        count, share, all_finite = torch.stack([above.sum().double(), heavy, magnitudes.amax() < torch.inf]).tolist()
+        total, weight, finite = total + int(count), weight + share, finite and bool(all_finite)
         if limit is None or total <= limit:
-            where = torch.nonzero_static(above, size=count).squeeze(1)
+            where = torch.nonzero_static(above, size=int(count)).squeeze(1)
             values.append(piece[where])
             indices.append(where + start)
     if not indices or (limit is not None and total > limit):
         return Found(*nothing(vector.device), total, finite)
-    return Found(torch.cat(indices), torch.cat(values), total, finite)
+    return Found(torch.cat(indices), torch.cat(values), total, finite, weight / max(total, 1))
