@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -43,18 +44,34 @@ def moments(values: Tensor, location: float = 0.0, *, with_log: bool = False) ->
     """
     total = squares = logs = 0.0
     minimum, maximum = math.inf, -math.inf
+    sums = _sums_on_cpu if values.device.type == "cpu" else _sums
     for piece in torch.split(values, PIECE):
-        low, high = torch.aminmax(piece)
-        minimum, maximum = min(minimum, low.item()), max(maximum, high.item())
-        excess = piece.double().sub_(location)
-        total += excess.sum().item()
-        squares += torch.dot(excess, excess).item()
-        if with_log:
-            logs += excess.log_().sum().item()
+        low, high, first, second, third = sums(piece, location, with_log)
+        minimum, maximum = min(minimum, low), max(maximum, high)
+        total, squares, logs = total + first, squares + second, logs + third
     count = values.numel()
     mean = total / count
     mean_log = logs / count if with_log else math.nan
     return Moments(mean, max(squares / count - mean * mean, 0.0), mean_log, minimum, maximum)
+
+
+def _sums(piece: Tensor, location: float, with_log: bool) -> tuple[float, ...]:
+    """Minimum and maximum of a piece; sums of its excess, the square of it, and the logarithm if that is wanted."""
+    low, high = torch.aminmax(piece)
+    excess = piece.double().sub_(location)
+    first, second = excess.sum(), torch.dot(excess, excess)
+    logs = excess.log_().sum() if with_log else excess.new_zeros(())
+    return tuple(torch.stack([low.double(), high.double(), first, second, logs]).tolist())
+
+
+def _sums_on_cpu(piece: Tensor, location: float, with_log: bool) -> tuple[float, ...]:
+    """The same by numpy: a pass over so little is over before torch has woken its second thread."""
+    values = piece.numpy()
+    excess = values.astype(np.float64)
+    excess -= location
+    logs = float(np.log(excess).sum()) if with_log else 0.0
+    first = float(excess.sum())
+    return float(values.min()), float(values.max()), first, float(np.square(excess, out=excess).sum()), logs
 
 
 def exponential_quantile(fit: Moments, tail: float) -> float:

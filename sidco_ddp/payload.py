@@ -53,7 +53,11 @@ def select_above(vector: Tensor, threshold: float, ties: int = 0) -> SparsePaylo
 def narrow(payload: SparsePayload, threshold: float, ties: int = 0) -> SparsePayload:
     """:func:`select_above` among the entries of ``payload``."""
     kept = select_above(payload.values, threshold, ties)
-    return SparsePayload(kept.values, payload.indices[kept.indices], payload.numel)
+    if kept.indices.device.type == "cpu":  # numpy: torch would wake its second thread for so little
+        indices = torch.from_numpy(payload.indices.numpy()[kept.indices.numpy()])
+    else:
+        indices = payload.indices[kept.indices]
+    return SparsePayload(kept.values, indices, payload.numel)
 
 
 def largest(payload: SparsePayload, count: int) -> SparsePayload:

@@ -10,6 +10,7 @@ from sidco_ddp.compressors.base import AbstractCompressor, Report
 from sidco_ddp.compressors.stages import StageCount, adapt_by_paper, adapt_by_record
 from sidco_ddp.compressors.warm import WarmStart
 from sidco_ddp.distributions import EXPONENTIAL, GAMMA, GENERALIZED_PARETO, Fit
+from sidco_ddp.kernels import magnitudes_of
 from sidco_ddp.options import check_choice, check_count, check_flag, check_number
 from sidco_ddp.payload import SparsePayload, empty, largest, narrow, select_above
 from sidco_ddp.target import Target
@@ -124,7 +125,7 @@ class SidcoCompressor(AbstractCompressor[SidcoState]):
     ) -> tuple[SparsePayload, SidcoState]:
         """From the exceedances of the carried threshold alone."""
         found = refine_threshold(
-            first, base.values.abs(), k, self._fits[1], tolerance=self.tolerance, touched=base.numel
+            first, magnitudes_of(base.values), k, self._fits[1], tolerance=self.tolerance, touched=base.numel
         )
         payload = base if found.threshold == first else narrow(base, found.threshold, found.ties)
         return payload, SidcoState(stages, warm.after(found.threshold), _report(found, warm=True))

@@ -10,9 +10,18 @@ from functools import cache
 import torch
 
 from sidco_ddp.kernels.base import AbstractKernels, Found
-from sidco_ddp.kernels.torch_kernels import TorchKernels, magnitudes_above
+from sidco_ddp.kernels.torch_kernels import TorchKernels, magnitudes_above, magnitudes_of
 
-__all__ = ["KERNELS", "TORCH", "AbstractKernels", "Found", "check_kernels", "get_kernels", "magnitudes_above"]
+__all__ = [
+    "KERNELS",
+    "TORCH",
+    "AbstractKernels",
+    "Found",
+    "check_kernels",
+    "get_kernels",
+    "magnitudes_above",
+    "magnitudes_of",
+]
 
 logger = logging.getLogger(__name__)
 

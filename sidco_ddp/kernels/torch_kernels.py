@@ -105,6 +105,11 @@ class PieceSearch:
         return Found(indices, torch.from_numpy(np.concatenate(self.values)), self.count, self.finite)
 
 
+def magnitudes_of(values: Tensor) -> Tensor:
+    """``values.abs()``, without waking torch's threads where that is on CPU and short."""
+    return torch.from_numpy(np.abs(values.numpy())) if values.device.type == "cpu" else values.abs()
+
+
 def magnitudes_above(magnitudes: Tensor, threshold: float) -> Tensor:
     """The entries of ``magnitudes`` (1-D, float32, none negative) above ``threshold``, without their indices."""
     if magnitudes.device.type != "cpu":
