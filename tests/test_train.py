@@ -24,13 +24,14 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from sidco_ddp import COMPRESSORS
-from sidco_ddp.training.distributed import World, find_world
+from sidco_ddp.training.distributed import World, find_world, process_group
+from sidco_ddp.training.interrupt import Interrupt
 from sidco_ddp.training.loop import Trainer, make_plan
 from sidco_ddp.training.optimizers import warmup_then_cosine
-from sidco_ddp.training.options import OptionError
+from sidco_ddp.training.options import OptionError, parse_arguments, settle
 from sidco_ddp.training.record import RunRecord, _make_folder, to_json
 from sidco_ddp.training.summary import CompressionTotals, compression_metrics
-from sidco_ddp.workloads import TASKS, Shard
+from sidco_ddp.workloads import TASKS, Shard, make_task
 from sidco_ddp.workloads.digits import Digits
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -143,16 +144,44 @@ def test_the_run_folder_tells_the_run(launched: tuple[str, str, Path]) -> None:
     assert (evaluation["metric"], evaluation["train_loss"]) == (summary["metric"], summary["train_loss"])
 
 
-def run_plain(log_dir: Path, *arguments: str) -> dict[str, Any]:
-    status, out, err = finish(start("--steps", "3", "--log-dir", str(log_dir), "--quiet", *arguments))
-    assert (status, err) == (0, "")
-    summary: dict[str, Any] = strict(out)
+@pytest.fixture
+def train(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+    """`train.py` as a module, as if no launcher had started the tests."""
+    for name in LAUNCHER_VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    spec = importlib.util.spec_from_file_location("train", ROOT / "train.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    handler = signal.getsignal(signal.SIGINT)
+    yield module
+    assert signal.getsignal(signal.SIGINT) == handler  # put back, whatever came of it
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def run_here(train: ModuleType, *arguments: str) -> dict[str, Any]:
+    """The summary of a run in this very process."""
+    given = parse_arguments(arguments)
+    world, task = find_world(given.device, given.backend), make_task(given.task)
+    with process_group(world), Interrupt() as interrupt:
+        summary: dict[str, Any] = train.run(settle(given, task, world.world_size), task, world, interrupt)
     return summary
 
 
-def test_one_process_by_itself_and_the_seed_decides(tmp_path: Path) -> None:
-    first, again = run_plain(tmp_path, "--seed", "7"), run_plain(tmp_path, "--seed", "7")
-    other = run_plain(tmp_path, "--seed", "8", "--compressor", "none", "--optimizer", "nesterov")
+def test_one_process_by_itself_and_the_seed_decides(tmp_path: Path, train: ModuleType, one_thread: None) -> None:
+    common = ["--steps", "3", "--quiet", "--log-dir", str(tmp_path)]
+    status, out, err = finish(start(*common, "--seed", "7"))
+    assert (status, err) == (0, "")
+    first, again = strict(out), run_here(train, *common, "--seed", "7")
+    other = run_here(train, *common, "--seed", "8", "--compressor", "none", "--optimizer", "nesterov")
     assert first["world_size"] == 1
     assert {**first, "seconds": 0, "samples_per_second": 0} == {**again, "seconds": 0, "samples_per_second": 0}
     assert other["train_loss"] != first["train_loss"]
@@ -161,8 +190,7 @@ def test_one_process_by_itself_and_the_seed_decides(tmp_path: Path) -> None:
     assert len(list(tmp_path.iterdir())) == 3
 
 
-@pytest.mark.parametrize("columns", [100, 0])  # 0 is a terminal that does not tell its width, as in some containers
-def test_a_bar_on_a_terminal_and_null_for_a_loss_that_is_not_finite(tmp_path: Path, columns: int) -> None:
+def test_a_bar_on_a_terminal_and_null_for_a_loss_that_is_not_finite(tmp_path: Path) -> None:
     ours, theirs = pty.openpty()
     written: list[bytes] = []
 
@@ -173,7 +201,8 @@ def test_a_bar_on_a_terminal_and_null_for_a_loss_that_is_not_finite(tmp_path: Pa
         except OSError:  # how a terminal says that nobody is on its other side any more
             pass
 
-    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    # a terminal that does not tell its width, as in some containers
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 0, 0, 0, 0))
     process = start("--steps", "3", "--lr", "1e30", "--log-dir", str(tmp_path), stderr=theirs)
     os.close(theirs)
     reader = threading.Thread(target=read)
@@ -213,21 +242,6 @@ REFUSED = [
     (["--backend", "nccl", "--device", "cpu"], r"argument --backend: 'nccl' .*--backend gloo"),
     (["--device", "tpu"], r"argument --device: .*'tpu'.*'auto', 'cpu', 'cuda'"),
 ]
-
-
-@pytest.fixture
-def train(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
-    """`train.py` as a module, as if no launcher had started the tests."""
-    for name in LAUNCHER_VARIABLES:
-        monkeypatch.delenv(name, raising=False)
-    spec = importlib.util.spec_from_file_location("train", ROOT / "train.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    handler = signal.getsignal(signal.SIGINT)
-    yield module
-    assert signal.getsignal(signal.SIGINT) == handler
 
 
 def refusal(train: ModuleType, capfd: pytest.CaptureFixture[str], *arguments: str) -> str:

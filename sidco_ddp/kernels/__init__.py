@@ -1,6 +1,7 @@
 """The one pass over a vector, in several implementations with the same results.
 
-``torch`` serves every device; ``numba`` is faster on CPU; ``triton`` spares host round trips on CUDA.
+``torch`` serves every device; ``numba`` is faster on CPU; ``triton`` spares host round trips on CUDA. The last one is not
+chosen by itself: its results are tested in Triton's interpreter only.
 """
 
 import importlib.util
@@ -28,6 +29,7 @@ logger = logging.getLogger(__name__)
 TORCH = TorchKernels()  # for what is short, or rare
 KERNELS = ("auto", "torch", "numba", "triton")
 SERVES = {"numba": ("cpu",), "triton": ("cuda",)}
+CHOSEN = ("numba",)  # by "auto", where it is installed and serves the device
 REMEDIES = {
     "numba": "pip install 'sidco_ddp[fast]' (or numba itself)",
     "triton": "it comes with torch for CUDA; elsewhere pip install triton",
@@ -36,7 +38,7 @@ REMEDIES = {
 
 @cache
 def get_kernels(name: str, device: torch.device) -> AbstractKernels:
-    """The implementation called ``name``; for ``"auto"`` the fastest that is installed and serves ``device``.
+    """The implementation called ``name``; for ``"auto"`` numba's where it is installed and serves ``device``, else torch's.
 
     Raises:
         ValueError: no such implementation, its package is not installed, or it does not serve the device.
@@ -47,7 +49,7 @@ def get_kernels(name: str, device: torch.device) -> AbstractKernels:
             f"kernels={name!r} does not serve the device {str(device)!r}, only {' and '.join(SERVES[name])}; "
             "kernels='auto' chooses what does"
         )
-    candidates = [fast for fast in SERVES if device.type in SERVES[fast]] if name == "auto" else [name]
+    candidates = [fast for fast in CHOSEN if device.type in SERVES[fast]] if name == "auto" else [name]
     for candidate in candidates:
         try:
             return _load(candidate)

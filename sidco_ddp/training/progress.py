@@ -42,8 +42,9 @@ class BarProgress:
     def __init__(self, total_steps: int) -> None:
         from tqdm import tqdm  # an extra: `make_progress` has looked whether it is there
 
-        known = os.get_terminal_size(sys.stderr.fileno()).columns > 0  # in a dynamic width of 0, tqdm shows nothing
-        self._bar: Any = tqdm(total=total_steps, unit="step", file=sys.stderr, dynamic_ncols=known)
+        known = min(os.get_terminal_size(sys.stderr.fileno())) > 0
+        size: dict[str, Any] = {"dynamic_ncols": True} if known else {"ncols": 80, "nrows": 24}  # 0 would show nothing
+        self._bar: Any = tqdm(total=total_steps, unit="step", file=sys.stderr, **size)
 
     def step(self, loss: float) -> None:
         """Move the bar."""
