@@ -1,9 +1,7 @@
 """What the hook remembers between calls: options, residuals, compressor states, the step, and their checkpoint."""
 
-import math
 import time
 from collections.abc import Iterable
-from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -22,11 +20,10 @@ from sidco_ddp.layout import ParameterNames
 from sidco_ddp.options import check_choice, check_count, check_flag, check_method, check_number
 from sidco_ddp.owner import Owner
 from sidco_ddp.slots import Slots, nbytes
-from sidco_ddp.stats import BucketStats, summarise
+from sidco_ddp.stats import BucketStats, describe
 from sidco_ddp.steps import Steps
 
 VALUE_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-EXCHANGES = ("fixed", "exact")
 
 
 class SIDCoState:
@@ -85,7 +82,7 @@ class SIDCoState:
         self.value_dtype: torch.dtype = check_choice(value_dtype, "value_dtype", VALUE_DTYPES)
         if exchange is None:
             exchange = "fixed" if compressor.holds_count else "exact"
-        self.exchange: str = check_choice(exchange, "exchange", EXCHANGES)
+        self.exchange: str = check_choice(exchange, "exchange", ("fixed", "exact"))
         self.dense_fallback = check_flag(dense_fallback, "dense_fallback")
         self.kernels = check_kernels(kernels)
         self._steps = Steps(check_method(grad_scaler, "grad_scaler", "get_scale", "pass a torch.amp.GradScaler"))
@@ -167,15 +164,11 @@ class SIDCoState:
         Args:
             residual_norm: add each bucket's residual norm, which costs a pass over the residuals.
         """
-        calls = self._steps.calls
-        buckets = [asdict(call.stats) for call in calls]
-        total = summarise([call.stats for call in calls])
         if residual_norm:
             self._steps.settle()
-            for bucket, call in zip(buckets, calls, strict=True):
-                bucket["residual_norm"] = self.feedback.norm(call.slot.layout)
-            total["residual_norm"] = math.hypot(*(bucket["residual_norm"] for bucket in buckets))
-        return {"step": self.step, "buckets": buckets, "total": total}
+        calls = self._steps.calls
+        norms = [self.feedback.norm(call.slot.layout) for call in calls] if residual_norm else None
+        return describe(self.step, [call.stats for call in calls], norms)
 
     def state_dict(self) -> dict[str, Any]:
         """What must survive a restart, of this rank: plain types and tensors, residuals by parameter name."""

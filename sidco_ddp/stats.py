@@ -1,7 +1,8 @@
 """What one step cost and selected, per bucket and in total."""
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 
@@ -72,3 +73,14 @@ def summarise(buckets: Sequence[BucketStats]) -> dict[str, Any]:
     total["finite"] = all(bucket.finite for bucket in buckets)
     total["warm"] = total["compressed"] and all(bucket.warm or bucket.dense for bucket in buckets)
     return total
+
+
+def describe(step: int, buckets: Sequence[BucketStats], norms: Sequence[float] | None) -> dict[str, Any]:
+    """``SIDCoState.stats()``: one step as plain types, with each bucket's residual norm where ``norms`` are given."""
+    parts = [asdict(bucket) for bucket in buckets]
+    total = summarise(buckets)
+    if norms is not None:
+        for part, norm in zip(parts, norms, strict=True):
+            part["residual_norm"] = norm
+        total["residual_norm"] = math.hypot(*norms)
+    return {"step": step, "buckets": parts, "total": total}

@@ -10,7 +10,8 @@ import pytest
 PACKAGE = Path(__file__).parent.parent / "sidco_ddp"
 ROWS = [
     {"distributions", "layout", "indexing", "options", "owner", "stats", "checkpoint", "workloads", "kernels"},
-    {"threshold", "payload", "target"},
+    {"search", "payload", "target"},
+    {"threshold"},
     {"compressors", "feedback", "wire", "transport"},
     {"binding", "agreement"},
     {"slots"},

@@ -13,8 +13,9 @@ from sidco_ddp.distributions import EXPONENTIAL, GAMMA, GENERALIZED_PARETO, Fit
 from sidco_ddp.kernels import magnitudes_of
 from sidco_ddp.options import check_choice, check_count, check_flag, check_number
 from sidco_ddp.payload import SparsePayload, empty, largest, narrow, select_above
+from sidco_ddp.search import Estimate, acceptance
 from sidco_ddp.target import Target
-from sidco_ddp.threshold import Estimate, acceptance, estimate_threshold, max_stages, refine_threshold
+from sidco_ddp.threshold import estimate_threshold, max_stages, refine_threshold
 
 FITS = {  # first stage, later stages and correction
     "exponential": (EXPONENTIAL, EXPONENTIAL),

@@ -7,7 +7,7 @@ some ten per cent. A fixed margin would let through anything from less than k to
 
 from typing import NamedTuple
 
-from sidco_ddp.threshold import to_float32
+from sidco_ddp.search import to_float32
 
 AIM = 2.5  # exceedances wanted, in multiples of k
 SPEED = 0.15  # exponent with which the margin follows

@@ -1,7 +1,7 @@
 """The one pass over a vector, in several implementations with the same results.
 
-``torch`` serves every device; ``numba`` is faster on CPU; ``triton`` spares host round trips on CUDA. The last one is not
-chosen by itself: its results are tested in Triton's interpreter only.
+``torch`` serves every device; ``numba`` is faster on CPU; ``triton`` spares host round trips on CUDA. The last one is
+not chosen by itself: its results are tested in Triton's interpreter only.
 """
 
 import importlib.util
@@ -38,7 +38,7 @@ REMEDIES = {
 
 @cache
 def get_kernels(name: str, device: torch.device) -> AbstractKernels:
-    """The implementation called ``name``; for ``"auto"`` numba's where it is installed and serves ``device``, else torch's.
+    """The implementation called ``name``; ``"auto"`` is numba where it is installed and serves ``device``, else torch.
 
     Raises:
         ValueError: no such implementation, its package is not installed, or it does not serve the device.
