@@ -73,7 +73,7 @@ def process_group(world: World) -> Iterator[None]:
         store=None if world.launched else dist.HashStore(),  # type: ignore[attr-defined]
         rank=world.rank,
         world_size=world.world_size,
-        device_id=world.device if world.device.type == "cuda" else None,
+        device_id=world.device if world.backend == "nccl" else None,
     )
     try:
         yield
