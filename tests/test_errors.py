@@ -287,7 +287,7 @@ def test_a_module_that_cannot_be_found(worlds):
 
 
 def check_debug_mode(rank, world_size):
-    """Every rank hands equal shapes to every collective. (DDP's constructor itself crashes so in torch 2.14.1 on CPU.)"""
+    """Every rank hands equal shapes to every collective. (DDP's own constructor crashes so in torch 2.14.1 on CPU.)"""
     assert dist.get_debug_level() == dist.DebugLevel.DETAIL
     for exchange in ("fixed", "exact"):
         state = SIDCoState(ratio=0.05, exchange=exchange)

@@ -1,4 +1,4 @@
-"""Training with the hook: what is advertised really happens, and optimizers, clipping and compilers see plain gradients."""
+"""Training with the hook: what is advertised happens; optimizers, clipping and compilers see plain gradients."""
 
 import pytest
 import torch
@@ -55,7 +55,7 @@ def check_feedback_is_active(rank, world_size):
             loss_of(ddp_model, batch(rank, 0)).backward()
             for name, gradient in gradients(ddp_model).items():
                 applied[name] = applied.get(name, 0) + gradient
-        twin = {name: parameter for name, parameter in ddp_model.module.named_parameters()}
+        twin = dict(ddp_model.module.named_parameters())
         ddp_model.zero_grad()
         loss_of(ddp_model.module, batch(rank, 0)).backward()
         true = mean_over_ranks({name: parameter.grad for name, parameter in twin.items()})
