@@ -122,6 +122,7 @@ class SIDCoState:
             )
         started = time.perf_counter()
         if self._binding and self._binding.is_stale:
+            self._steps.settle()
             self._slots.restart()
             self._binding = None
         binding = self._binding or self._bind(by_ddp=isinstance(bucket, dist.GradBucket))  # type: ignore[attr-defined]

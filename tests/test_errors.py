@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from checks import Branches, assert_equal_on_all_ranks, batch, gradients, loss_of, residuals, wrap
+from checks import Branches, assert_equal_on_all_ranks, batch, gradients, local_gradients, loss_of, residuals, wrap
 from test_hook import call
 from torch import nn
 from world import World
@@ -54,6 +54,9 @@ def check_failure_is_told(rank, world_size, place, exchange):
     for step in range(2):
         loss_of(ddp_model, batch(rank, step)).backward()
     before = residuals(state)
+    if place == "decode":  # the bucket, where the old residual was parked, may be half overwritten: the gradient waits
+        own = local_gradients(ddp_model.module, batch(rank, 2))
+        before = {name: piece + own[name].flatten() for name, piece in before.items()}
     ddp_model.zero_grad()
     if rank == 1:
         with breaking(place), pytest.raises((ValueError, RuntimeError), match=f"boom in {place}"):
@@ -64,8 +67,8 @@ def check_failure_is_told(rank, world_size, place, exchange):
     else:
         with pytest.raises(RuntimeError, match="rank 1 failed in bucket 0, step 3; its own error says why"):
             loss_of(ddp_model, batch(rank, 2)).backward()
-    for name, piece in state.state_dict()["residuals"].items():
-        assert torch.equal(piece, before[name]), "a failed step must leave no trace"
+    tolerance = {"rtol": 1e-5, "atol": 1e-6} if place == "decode" else {"rtol": 0, "atol": 0}
+    torch.testing.assert_close(state.state_dict()["residuals"], before, **tolerance)
 
 
 @pytest.mark.parametrize("exchange", ["fixed", "exact"])
@@ -75,10 +78,20 @@ def test_an_error_on_one_rank_reaches_all(worlds, place, exchange):
     worlds(2).run(check_failure_is_told, place=place, exchange=exchange)
 
 
-def check_broken_off(rank, world_size):
-    """The backward raises after some buckets were exchanged: on every rank alike, and the next step is as if new."""
+class Unscaled:
+    """Stands for a GradScaler: with one, every bucket keeps what undoes it."""
+
+    def get_scale(self):
+        return 1.0
+
+
+def check_broken_off(rank, world_size, scaler):
+    """The backward raises after some buckets were exchanged: on every rank alike, and nothing is lost.
+
+    With a scaler the step leaves no trace; without one, the gradient of the exchanged buckets waits in their residual.
+    """
     ddp_model = wrap(Branches(), many_buckets=True)
-    state = attach(ddp_model, "sidco-e", 0.05)
+    state = attach(ddp_model, "sidco-e", 0.05, grad_scaler=scaler)
     for step in range(2):
         loss_of(ddp_model, batch(rank, step)).backward()
     before = state.state_dict()
@@ -86,6 +99,7 @@ def check_broken_off(rank, world_size):
     def refuse(gradient):
         raise ArithmeticError("in the user's own backward")
 
+    ddp_model.zero_grad()
     handle = ddp_model.module.first.weight.register_hook(refuse)
     with pytest.raises(ArithmeticError, match="in the user's own backward"):
         loss_of(ddp_model, batch(rank, 2)).backward()
@@ -93,8 +107,13 @@ def check_broken_off(rank, world_size):
     assert 0 < len(state._steps.calls) < 3
     after = state.state_dict()
     assert before["memory"] == after["memory"]
-    for name, piece in after["residuals"].items():
-        assert torch.equal(piece, before["residuals"][name]), name
+    expected = dict(before["residuals"])
+    if scaler is None:
+        own = local_gradients(ddp_model.module, batch(rank, 2))
+        for exchanged in state._steps.calls:
+            for name in exchanged.slot.layout.names if exchanged._overwritten else ():
+                expected[name] = expected[name] + own[name].flatten()
+    torch.testing.assert_close(after["residuals"], expected, rtol=1e-5 if scaler is None else 0, atol=1e-6)
 
     module = ddp_model.module
     del ddp_model
@@ -112,7 +131,8 @@ def check_broken_off(rank, world_size):
 
 def test_a_backward_that_was_broken_off(worlds):
     """H50: states mixed after a failure and a new wrapper. Fails without ``Steps.settle``'s look at ``_ended``."""
-    worlds(2).run(check_broken_off)
+    for scaler in (None, Unscaled()):
+        worlds(2).run(check_broken_off, scaler=scaler)
 
 
 def outcome_of(step_function):

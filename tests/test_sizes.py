@@ -20,8 +20,9 @@ def check_edges(rank, world_size):
             gradient = torch.randn(numel)
             gradient[[0, -1]] = torch.tensor([100.0, -200.0])
             found = call(state, gradient.clone())
-            assert found[0] == 100.0, (compressor, numel)
-            assert found[-1] == -200.0, (compressor, numel)
+            if compressor != "randomk":  # which takes any
+                assert found[0] == 100.0, (compressor, numel)
+                assert found[-1] == -200.0, (compressor, numel)
             if compressor != "none":
                 total = found + state.feedback.state_dict()["parameter.0"]
                 assert torch.equal(total, gradient), (compressor, numel)
