@@ -36,15 +36,19 @@ def check_headers(headers: Sequence[Header], bucket: int) -> None:
     _compare(HEADER_TERMS, rows, bucket)
 
 
+class PeerError(RuntimeError):
+    """Another rank could not make its message, and all ranks know."""
+
+
 def check_failures(failed: Sequence[bool], bucket: int, step: int) -> None:
     """Give up where a rank could not make its message.
 
     Raises:
-        RuntimeError: on every other rank, while the failed one raises its own error.
+        PeerError: on every other rank, while the failed one raises its own error.
     """
     if any(failed):
         ranks = ", ".join(str(rank) for rank, bad in enumerate(failed) if bad)
-        raise RuntimeError(f"rank {ranks} failed in bucket {bucket}, step {step}; its own error says why")
+        raise PeerError(f"rank {ranks} failed in bucket {bucket}, step {step}; its own error says why")
 
 
 def _compare(names: Sequence[str], rows: Sequence[Sequence[int]], bucket: int) -> None:

@@ -3,7 +3,8 @@
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from threading import RLock
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor
 from torch.futures import Future
 
 from sidco_ddp import transport
-from sidco_ddp.agreement import check_failures, check_headers
+from sidco_ddp.agreement import PeerError, check_failures, check_headers
 from sidco_ddp.compressors.base import AbstractCompressor
 from sidco_ddp.feedback import ErrorFeedback, is_finite
 from sidco_ddp.payload import SparsePayload, empty
@@ -49,6 +50,7 @@ class Call:
     _changed: bool = False  # the residual
     _compressed: bool = False
     _overwritten: bool = False  # the bucket, and with it a parked residual
+    _lock: Any = field(default_factory=RLock)
 
     def compensate(self) -> Target:
         """The target: unscaled gradient + residual, in float32, added up when the compressor looks at it."""
@@ -104,7 +106,15 @@ class Call:
         Raises:
             RuntimeError: the exchange failed, a rank raised an error, or the ranks exchanged different buckets.
         """
-        gathered = self._result(exchange)
+        try:
+            self._combine(wire, self._result(exchange))
+        except Exception:
+            self.undo()  # now: DDP's next backward overwrites what it needs
+            raise
+        self._finished()
+        return self.buffer
+
+    def _combine(self, wire: WireFormat, gathered: Tensor) -> None:
         headers = wire.headers(gathered)
         check_failures([bool(header.flags & FAILED) for header in headers], self.stats.bucket, self.step)
         check_headers(headers, self.stats.bucket)
@@ -112,12 +122,13 @@ class Call:
             self.stats.finite = False
             self.undo()
             self.gradient.fill_(torch.nan)
-        else:
+            return
+        with self._lock:
+            if self.undone:  # the backward was broken off while the exchange was under way
+                return
             self._overwritten = True
             factor = self.loss_scale / self.num_contributors
             wire.combine(gathered, headers, self.gradient, factor, self.shared)
-        self._finished()
-        return self.buffer
 
     def flush(self) -> Tensor:
         """For a bucket that goes out whole: the gradient, with its residual moved in if there is one."""
@@ -143,8 +154,12 @@ class Call:
         Once the average is in the bucket, the old residual is only there where buckets have a spare buffer. Elsewhere
         what was sent is put back, so that the gradient comes later instead of being lost.
         """
-        if self.undone:
-            return
+        with self._lock:  # the average comes in a thread of the transport's
+            if not self.undone:
+                self._undo()
+            self.undone = True
+
+    def _undo(self) -> None:
         if self._target is None or not self.feedback.parks(self.gradient):
             if self._changed:
                 self.feedback.undo(self.slot.layout, self.gradient)
@@ -156,13 +171,15 @@ class Call:
         self.feedback.bring_back(self.slot.layout)
         if self._compressed:
             self.slot.memory = self.slot.last_memory
-        self.undone = True
 
     @contextmanager
     def failure_told(self) -> Iterator[None]:
         """An error in here reaches the other ranks, which would wait for this rank's message, and then the user."""
         try:
             yield
+        except PeerError:  # everybody knows
+            self.undo()
+            raise
         except Exception:
             self.undo()
             with suppress(Exception):  # the error itself is what the user must see

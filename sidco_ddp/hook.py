@@ -15,7 +15,11 @@ from sidco_ddp.owner import reduced_parameters
 from sidco_ddp.state import SIDCoState
 
 
-def sidco_hook(state: SIDCoState, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:  # type: ignore[name-defined]
+def sidco_hook(
+    state: SIDCoState,
+    bucket: dist.GradBucket,  # type: ignore[name-defined]
+    *_: object,  # what FSDP hands over besides; the state refuses such a call
+) -> torch.futures.Future[torch.Tensor]:
     """Average a bucket over ranks, sending only the entries that the compressor selects.
 
     Register it with ``ddp_model.register_comm_hook(state, sidco_hook)``. What is not sent stays in the residual of its

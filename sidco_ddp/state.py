@@ -115,13 +115,14 @@ class SIDCoState:
             TypeError: ``bucket`` is not one of DDP's.
             RuntimeError: the ranks disagree about the bucket.
         """
-        started = time.perf_counter()
         if not hasattr(bucket, "buffer"):
             raise TypeError(
                 f"sidco_hook needs the GradBucket of DistributedDataParallel, got {type(bucket).__name__}: it serves "
                 "DDP only, neither FSDP nor the Python reducer of torch.compile"
             )
+        started = time.perf_counter()
         if self._binding and self._binding.is_stale:
+            self._steps.settle()
             self._slots.restart()
             self._binding = None
         binding = self._binding or self._bind(by_ddp=isinstance(bucket, dist.GradBucket))  # type: ignore[attr-defined]

@@ -9,7 +9,8 @@ import pytest
 
 PACKAGE = Path(__file__).parent.parent / "sidco_ddp"
 ROWS = [
-    {"distributions", "layout", "indexing", "options", "owner", "stats", "checkpoint", "workloads", "kernels"},
+    {"indexing"},
+    {"distributions", "layout", "options", "owner", "stats", "checkpoint", "workloads", "kernels"},
     {"search", "payload", "target"},
     {"threshold"},
     {"compressors", "feedback", "wire", "transport"},

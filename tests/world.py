@@ -24,12 +24,12 @@ def free_port():
         return listener.getsockname()[1]
 
 
-def _serve(rank, world_size, port, inbox, outbox):
+def _serve(rank, world_size, port, timeout, inbox, outbox):
     warnings.simplefilter("error")
     torch.set_num_threads(1)
     os.environ.update(GLOO_SOCKET_IFNAME="lo")
     store = dist.TCPStore("127.0.0.1", port, world_size, rank == 0, timeout=timedelta(seconds=TIMEOUT))
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=TIMEOUT))
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=timeout))
     while (job := inbox.get()) is not None:
         check, arguments = job
         torch.manual_seed(1234)  # equal on all ranks; checks that want different data add the rank
@@ -41,9 +41,9 @@ def _serve(rank, world_size, port, inbox, outbox):
 
 
 class World:
-    """``world_size`` processes that share a Gloo group."""
+    """``world_size`` processes that share a Gloo group; ``timeout`` is the group's, in seconds."""
 
-    def __init__(self, world_size):
+    def __init__(self, world_size, timeout=TIMEOUT):
         context = mp.get_context("spawn")
         self.size = world_size
         self._broken = False
@@ -51,7 +51,7 @@ class World:
         self._outbox = context.Queue()
         port = free_port()
         self._processes = [
-            context.Process(target=_serve, args=(rank, world_size, port, inbox, self._outbox), daemon=True)
+            context.Process(target=_serve, args=(rank, world_size, port, timeout, inbox, self._outbox), daemon=True)
             for rank, inbox in enumerate(self._inboxes)
         ]
         for process in self._processes:

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sidco_ddp.indexing import pick
 from sidco_ddp.kernels.base import AbstractKernels, Found, nothing
 
 PIECE = 1 << 17  # elements: a few arrays of this length fit a core's cache
@@ -113,7 +114,7 @@ def magnitudes_of(values: Tensor) -> Tensor:
 def magnitudes_above(magnitudes: Tensor, threshold: float) -> Tensor:
     """The entries of ``magnitudes`` (1-D, float32, none negative) above ``threshold``, without their indices."""
     if magnitudes.device.type != "cpu":
-        return magnitudes[magnitudes > threshold]
+        return pick(magnitudes, magnitudes > threshold)
     array, limit = magnitudes.numpy(), np.float32(threshold)
     pieces = (array[start : start + PIECE] for start in range(0, len(array), PIECE))
     return torch.from_numpy(np.concatenate([piece[np.flatnonzero(piece > limit)] for piece in pieces] or [array]))
