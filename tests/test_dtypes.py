@@ -14,6 +14,7 @@ from checks import (
     wrap,
 )
 from shapes import SHAPES
+from test_hook import call
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_wrapper, fp16_compress_wrapper
 from torch.nn.parallel import DistributedDataParallel
@@ -144,8 +145,22 @@ def check_complex(rank, world_size, ratio):
 @pytest.mark.parametrize("ratio", [1.0, 0.1])
 @pytest.mark.parametrize("size", [1, 2])
 def test_complex_parameters(worlds, size, ratio):
-    """H42: the imaginary half of every gradient was zero, without an error. Fails without the real view."""
+    """H42: the imaginary half of every gradient was zero, without an error. Newer DDP makes the buffer real itself."""
     worlds(size).run(check_complex, ratio=ratio)
+
+
+def check_complex_buffer(rank, world_size):
+    state = SIDCoState(ratio=0.1)
+    gradient = torch.randn(500, dtype=torch.cfloat)
+    found = call(state, gradient.clone())
+    assert found.dtype == torch.cfloat
+    waiting = residuals(state)["parameter.0"].view(-1, 2)
+    torch.testing.assert_close(torch.view_as_real(found) + waiting, torch.view_as_real(gradient))
+
+
+def test_complex_buffer(worlds):
+    """H42: a bucket that is complex itself. Fails without the real view."""
+    worlds(1).run(check_complex_buffer)
 
 
 def check_beyond_float32(rank, world_size):
