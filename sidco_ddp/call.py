@@ -181,6 +181,7 @@ class Call:
             self.undo()
             raise
         except Exception:
+            self.undo()
             with suppress(Exception):  # the error itself is what the user must see
                 if self.exact and self._wire is None:
                     self._gather([-1])
