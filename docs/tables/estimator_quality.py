@@ -61,7 +61,8 @@ class Run(NamedTuple):
 
 def measure(scheme: str, ratio: float, samples: Sequence[Tensor], **options: object) -> Run:
     """Compress ``samples`` one after the other."""
-    compressor = make_compressor(scheme, ratio=ratio, **options)
+    # cold: samples are fresh, and a warm start would show the last sample's threshold instead of the estimate
+    compressor = make_compressor(scheme, ratio=ratio, warm_start=False, **options)
     k = compressor.target_count(NUMEL)
     state = compressor.init(NUMEL)
     sent, raw, rounds, touched = [], [], [], []
