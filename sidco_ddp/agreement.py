@@ -11,6 +11,10 @@ from sidco_ddp.wire import Header
 TERMS = ("wire version", "elements of the bucket", "layout checksum", "message and option checksum", "step")
 
 
+class PeerError(RuntimeError):
+    """Another rank raised an error; every rank knows, so nobody need be told."""
+
+
 def agree(terms: Sequence[int], bucket: int, group: dist.ProcessGroup, device: torch.device) -> None:
     """Compare ``terms`` (in the order of :data:`TERMS`) over all ranks, before the first exchange of a new layout.
 
@@ -38,11 +42,11 @@ def check_failures(failed: Sequence[bool], bucket: int, step: int) -> None:
     """Give up where a rank could not make its message.
 
     Raises:
-        RuntimeError: on every other rank, while the failed one raises its own error.
+        PeerError: on every other rank, while the failed one raises its own error.
     """
     if any(failed):
         ranks = ", ".join(str(rank) for rank, bad in enumerate(failed) if bad)
-        raise RuntimeError(f"rank {ranks} failed in bucket {bucket}, step {step}; its own error says why")
+        raise PeerError(f"rank {ranks} failed in bucket {bucket}, step {step}; its own error says why")
 
 
 def _compare(names: Sequence[str], rows: Sequence[Sequence[int]], bucket: int) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.futures import Future
 
 from sidco_ddp import transport
-from sidco_ddp.agreement import check_failures, check_headers
+from sidco_ddp.agreement import PeerError, check_failures, check_headers
 from sidco_ddp.compressors.base import AbstractCompressor
 from sidco_ddp.feedback import ErrorFeedback, is_finite
 from sidco_ddp.payload import SparsePayload, empty
@@ -138,6 +138,8 @@ class Call:
         """An error in here reaches the other ranks, which would wait for this rank's message, and then the user."""
         try:
             yield
+        except PeerError:  # in an exact exchange the counts have told
+            raise
         except Exception:
             with suppress(Exception):  # the error itself is what the user must see
                 if self.exact and self._wire is None:
