@@ -12,6 +12,10 @@ TERMS = ("wire version", "elements of the bucket", "layout checksum", "message a
 HEADER_TERMS = (*TERMS[:3], "draw of the shared indices", TERMS[4])
 
 
+class PeerError(RuntimeError):
+    """Another rank raised an error; every rank knows, so nobody need be told."""
+
+
 def agree(terms: Sequence[int], bucket: int, group: dist.ProcessGroup, device: torch.device) -> None:
     """Compare ``terms`` (in the order of :data:`TERMS`) over all ranks, before the first exchange of a new layout.
 

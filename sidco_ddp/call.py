@@ -177,7 +177,7 @@ class Call:
         """An error in here reaches the other ranks, which would wait for this rank's message, and then the user."""
         try:
             yield
-        except PeerError:  # everybody knows
+        except PeerError:  # in an exact exchange the counts have told
             self.undo()
             raise
         except Exception:

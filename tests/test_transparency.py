@@ -39,7 +39,8 @@ def check_equals_plain_ddp(rank, world_size, hooks, ddp_options):
                 torch.testing.assert_close(
                     found[name], expected[name], **tolerance, msg=lambda m, s=step, n=name, h=hook: f"{h} {s} {n}: {m}"
                 )
-            assert_equal_on_all_ranks(found)
+        every_step = {(name, step): found for step, part in enumerate(steps) for name, found in part.items()}
+        assert_equal_on_all_ranks(every_step)
         torch.testing.assert_close(parameters, expected_parameters, **tolerance)
 
 

@@ -59,6 +59,7 @@ class World:
 
     def run(self, check, **arguments):
         """Results of ``check`` by rank; fails with the tracebacks of all ranks that raised."""
+        self._broken = True  # until all ranks have answered: a test that times out leaves answers behind
         for inbox in self._inboxes:
             inbox.put((check, arguments))
         results, failures = [None] * self.size, []
@@ -72,8 +73,8 @@ class World:
             results[rank] = result
             if failure:
                 failures.append(f"--- rank {rank} of {self.size}\n{failure}")
+        self._broken = any(word in failure for failure in failures for word in ("imed out", "timeout", "closed by"))
         if failures:
-            self._broken = any(word in failure for failure in failures for word in ("imed out", "timeout", "closed by"))
             raise AssertionError("\n".join(failures))
         return results
 
