@@ -40,10 +40,6 @@ def check_headers(headers: Sequence[Header], bucket: int) -> None:
     _compare(HEADER_TERMS, rows, bucket)
 
 
-class PeerError(RuntimeError):
-    """Another rank could not make its message, and all ranks know."""
-
-
 def check_failures(failed: Sequence[bool], bucket: int, step: int) -> None:
     """Give up where a rank could not make its message.
 
