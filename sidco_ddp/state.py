@@ -44,10 +44,10 @@ class SIDCoState:
             the largest entries are sent. ``"exact"`` gathers the counts first and then messages of the largest count.
             None takes ``"fixed"`` for compressors that hold their count and ``"exact"`` for the others.
         dense_fallback: send a bucket whole when its message would not be smaller than the bucket.
-        grad_scaler: the ``GradScaler`` in use, or anything with a ``get_scale()``. Residuals are then kept unscaled, and
-            a step that it skips, since a bucket was not finite, leaves no trace; that takes a second buffer a bucket.
-        kernels: what compensates and looks for exceedances: ``"torch"``, ``"numba"`` (CPU), ``"triton"`` (CUDA), or the
-            fastest that is installed.
+        grad_scaler: the ``GradScaler`` in use, or anything with a ``get_scale()``. Residuals are then kept unscaled,
+            and a step that it skips, since a bucket was not finite, leaves no trace. It takes a second buffer a bucket.
+        kernels: what compensates and looks for exceedances: ``"torch"``, ``"numba"`` (CPU) or ``"triton"`` (CUDA);
+            ``"auto"`` is numba on a CPU where it is installed, else torch.
         named_parameters: names for the residuals; by default the DDP module's own.
 
     Raises:
