@@ -1,6 +1,7 @@
 """The same numbers every time and on every rank, nothing drawn from global generators, and memory that stays flat."""
 
 import gc
+import time
 
 import psutil
 import pytest
@@ -67,6 +68,18 @@ def num_tensors():
     return sum(issubclass(type(thing), torch.Tensor) for thing in gc.get_objects())
 
 
+FEWER_THAN_A_LEAK = 8  # tensors: one that was kept in each of the nine turns, or steps, between would be more
+
+
+def falls_to(limit):
+    """Whether the tensors alive become that few; Gloo's threads let go of a message a moment after it is done."""
+    for _ in range(50):
+        if num_tensors() <= limit:
+            return True
+        time.sleep(0.05)
+    return False
+
+
 def check_memory_is_flat(rank, world_size):
     """A thousand steps: as many tensors, keys and bytes as after the first few."""
     ddp_model = wrap(nn.Sequential(nn.Linear(24, 24), nn.Linear(24, 5)), many_buckets=True)
@@ -78,8 +91,8 @@ def check_memory_is_flat(rank, world_size):
         loss_of(ddp_model, x).backward()
         if step in (99, 999):
             counts.append((num_tensors(), len(state.feedback._residuals), len(state._slots._slots), live_bytes()))
-    (tensors, *keys, early), (tensors_later, *keys_later, late) = counts
-    assert tensors_later <= tensors
+    (tensors, *keys, early), (_, *keys_later, late) = counts
+    assert falls_to(tensors + FEWER_THAN_A_LEAK)
     assert keys_later == keys
     assert late - early < 8e6
 
@@ -104,7 +117,7 @@ def check_wrapped_again(rank, world_size):
         del ddp_model, state
         if turn in (2, 11):
             counts.append((num_tensors(), live_bytes()))
-    assert counts[1][0] <= counts[0][0]
+    assert falls_to(counts[0][0] + FEWER_THAN_A_LEAK)
     assert counts[1][1] - counts[0][1] < 4e6, "residuals of old states (0.6 MB each, twice) are still alive"
 
 
