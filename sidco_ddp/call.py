@@ -177,19 +177,20 @@ class Call:
         """An error in here reaches the other ranks, which would wait for this rank's message, and then the user."""
         try:
             yield
-        except PeerError:  # in an exact exchange the counts have told
+        except Exception as error:
             self.undo()
+            if not isinstance(error, PeerError):  # of which, in an exact exchange, the counts have told
+                with suppress(Exception):  # the error itself is what the user must see
+                    self._tell_failure()
             raise
-        except Exception:
-            self.undo()
-            with suppress(Exception):  # the error itself is what the user must see
-                if self.exact and self._wire is None:
-                    self._gather([-1])
-                else:
-                    wire = self._wire or self.slot.wire
-                    nothing = empty(self.gradient[:0].float())
-                    transport.all_gather(wire.encode(nothing, self._header(FAILED, 0)), self.group).wait()
-            raise
+
+    def _tell_failure(self) -> None:
+        if self.exact and self._wire is None:
+            self._gather([-1])
+        else:
+            wire = self._wire or self.slot.wire
+            nothing = empty(self.gradient[:0].float())
+            transport.all_gather(wire.encode(nothing, self._header(FAILED, 0)), self.group).wait()
 
     def _header(self, flags: int, num_entries: int) -> Header:
         layout = self.slot.layout

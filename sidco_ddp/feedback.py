@@ -125,7 +125,7 @@ class ErrorFeedback:
         """Whether any of the layout's parameters has a residual."""
         if layout in self._residuals or not self._waiting.keys().isdisjoint(layout.names):
             return True
-        return any(not set(held.names).isdisjoint(layout.names) for held in self._residuals)
+        return any(held.overlaps(layout) for held in self._residuals)
 
     def norm(self, layout: BucketLayout) -> float:
         """Euclidean norm of the residual of a bucket; 0 where there is none."""
@@ -180,7 +180,7 @@ class ErrorFeedback:
 
     def _adopt(self, layout: BucketLayout, device: torch.device) -> None:
         """Give a new layout its buffers, and each of its parameters the residual that it left in an old one."""
-        for old in [held for held in self._residuals if not set(held.names).isdisjoint(layout.names)]:
+        for old in [held for held in self._residuals if held.overlaps(layout)]:
             self._spares.pop(old, None)
             self._idle.pop(old, None)
             buffer = self._residuals.pop(old)

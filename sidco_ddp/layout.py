@@ -25,6 +25,10 @@ class BucketLayout:
         """Elements in the bucket."""
         return sum(self.numels)
 
+    def overlaps(self, other: "BucketLayout") -> bool:
+        """Whether the two hold a parameter in common: DDP made new buckets."""
+        return not set(self.names).isdisjoint(other.names)
+
     @cached_property
     def slices(self) -> dict[str, slice]:
         """Where each parameter lies in the bucket's buffer."""

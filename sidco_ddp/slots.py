@@ -58,7 +58,7 @@ class Slots:
         dense = not self.compressor.sparse or gradient.is_sparse or wire.nbytes >= limit
         checksum = wire.checksum(dense, self.compressor, terms)
         agree((VERSION, layout.numel, layout.fingerprint, checksum, step), bucket, group, gradient.device)
-        for old in [old for old in self._slots if not set(old.names).isdisjoint(layout.names)]:
+        for old in [old for old in self._slots if old.overlaps(layout)]:
             del self._slots[old]  # DDP made new buckets
         slot = self._slots[layout] = Slot(layout, wire, k, dense, self._remembered(layout))
         return slot

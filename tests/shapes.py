@@ -1,5 +1,7 @@
 """Models and loops of many shapes, each with its loss; the same code runs on a plain module and under DDP."""
 
+from abc import ABC, abstractmethod
+
 import torch
 from checks import Branches
 from torch import nn
@@ -8,7 +10,7 @@ from torch.utils.checkpoint import checkpoint
 WIDTH = 24
 
 
-class Shape:
+class Shape(ABC):
     """A model and the loss that its loop computes. ``loss`` sees the model through ``call``: DDP, or the module itself.
 
     Attributes:
@@ -21,8 +23,9 @@ class Shape:
     steady = True
     dtypes = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
+    @abstractmethod
     def build(self):
-        raise NotImplementedError
+        """The model."""
 
     def loss(self, call, x, rank, step):
         return call(x).float().square().mean()

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 from torch import Tensor
 
 from sidco_ddp.options import check_ratio
-from sidco_ddp.payload import SparsePayload, empty
+from sidco_ddp.payload import SparsePayload, empty, select_above
 from sidco_ddp.target import Target
 
 
@@ -20,6 +20,12 @@ class Report(NamedTuple):
     touched: int = 0  # elements read over all rounds
     threshold: float = 0.0  # every entry above it was selected
     warm: bool = False  # the last call's threshold was the first stage, and the vector was read once
+
+
+def keep_nonzeros(vector: Tensor) -> tuple[SparsePayload, Report]:
+    """All non-zeros of ``vector``, for schemes of which every entry is wanted: no threshold has to be found."""
+    payload = select_above(vector, 0.0)
+    return payload, Report(payload.count, rounds=1, touched=vector.numel())
 
 
 class Stateless(NamedTuple):

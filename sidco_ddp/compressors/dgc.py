@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from sidco_ddp.compressors.base import AbstractCompressor, Report
+from sidco_ddp.compressors.base import AbstractCompressor, Report, keep_nonzeros
 from sidco_ddp.compressors.draws import draw_integer, generator
 from sidco_ddp.options import check_count, check_ratio
 from sidco_ddp.payload import SparsePayload, largest, select_above
@@ -59,8 +59,8 @@ class DgcCompressor(AbstractCompressor[DgcState]):
         numel = vector.numel()
         k = self.target_count(numel)
         if k == numel:
-            payload = select_above(vector, 0.0)
-            return payload, DgcState(state.calls + 1, Report(payload.count, rounds=1, touched=numel))
+            payload, report = keep_nonzeros(vector)
+            return payload, DgcState(state.calls + 1, report)
         sample = self.sample(vector, state)
         threshold = self.threshold(sample)
         reached = select_above(vector, _just_below(threshold))

@@ -5,7 +5,7 @@ from statistics import NormalDist
 
 from torch import Tensor
 
-from sidco_ddp.compressors.base import AbstractCompressor, Report, Stateless
+from sidco_ddp.compressors.base import AbstractCompressor, Report, Stateless, keep_nonzeros
 from sidco_ddp.compressors.passes import count_above, signed_spread
 from sidco_ddp.options import check_count
 from sidco_ddp.payload import SparsePayload, select_above
@@ -45,8 +45,8 @@ class GaussianKCompressor(AbstractCompressor[Stateless]):
         numel = vector.numel()
         k = self.target_count(numel)
         if k == numel:
-            payload = select_above(vector, 0.0)
-            return payload, Stateless(Report(payload.count, rounds=1, touched=numel))
+            payload, report = keep_nonzeros(vector)
+            return payload, Stateless(report)
         threshold = self.first_threshold(vector)
         raw_count = None
         rounds = 1

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from sidco_ddp.compressors.base import AbstractCompressor, Report, Stateless
+from sidco_ddp.compressors.base import AbstractCompressor, Report, Stateless, keep_nonzeros
 from sidco_ddp.compressors.passes import count_above, magnitude_scale
 from sidco_ddp.options import check_ratio
 from sidco_ddp.payload import SparsePayload, select_above
@@ -44,8 +44,8 @@ class RedSyncCompressor(AbstractCompressor[Stateless]):
         numel = vector.numel()
         k = self.target_count(numel)
         if k == numel:
-            payload = select_above(vector, 0.0)
-            return payload, Stateless(Report(payload.count, rounds=1, touched=numel))
+            payload, report = keep_nonzeros(vector)
+            return payload, Stateless(report)
         mean, maximum = magnitude_scale(vector)
         low, high = 0.0, 1.0
         threshold, tries = mean, 0
