@@ -1,6 +1,7 @@
 """The learning rate, the ratio and the settings of a recipe."""
 
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -87,7 +88,7 @@ def test_the_ratio_falls_geometrically_from_a_quarter() -> None:
     found = [warmup_ratio(0.001, epoch, 4) for epoch in range(6)]
     assert found[0] == 0.25
     assert found[4:] == [0.001, 0.001]
-    assert [b / a for a, b in zip(found[:4], found[1:5], strict=True)] == pytest.approx([0.004**0.25] * 4)
+    assert [b / a for a, b in pairwise(found[:5])] == pytest.approx([0.004**0.25] * 4)
     assert warmup_ratio(0.5, 0, 4) == 0.5  # nothing to fall from
     assert warmup_ratio(0.01, 0, 0) == 0.01
 

@@ -473,3 +473,113 @@ def test_more_workers_than_cuda_devices(monkeypatch: pytest.MonkeyPatch) -> None
     assert (world.rank, world.world_size, world.device, world.backend) == (5, 8, torch.device("cuda", 1), "nccl")
     with pytest.raises(OptionError, match=r"--device: 'cuda' has 2 device\(s\) here for 4 workers"):
         find_world("auto", "auto", {**place, "LOCAL_WORLD_SIZE": "4"})
+
+
+# ---- settings, targets, data
+
+
+def test_the_tasks_are_listed_with_their_recipes(train: ModuleType, capfd: pytest.CaptureFixture[str]) -> None:
+    assert train.main(["--list-tasks"]) == 0
+    out, err = capfd.readouterr()
+    assert err == ""
+    for name, kind in TASKS.items():
+        assert f"\n{name}: " in f"\n{out}"
+        assert f"lr={kind.recipes['paper'].lr}  " in out
+
+
+def test_settings_reach_the_run(tmp_path: Path, train: ModuleType, one_thread: None) -> None:
+    short = ["--epochs", "3", "--ratio", "0.01", "--ratio-warmup-epochs", "2", "--batch-size", "100"]
+    sets = ["--set", "evaluate_every=2", "--set", "lr=0.1", "--set", "warmup_epochs=0", "--set", "schedule=step"]
+    summary = run_here(train, *short, *sets, "--set", "clip_norm=0.001", "--log-dir", str(tmp_path))
+    folder = only_folder(tmp_path)
+    steps = lines(folder / "metrics.jsonl")
+    assert [evaluation["epoch"] for evaluation in lines(folder / "evaluations.jsonl")] == [2, 3]
+    assert summary["epochs"] == 3
+    assert [step["ratio"] for step in steps[::13]] == pytest.approx([0.25, 0.05, 0.01])
+    assert [step["lr"] for step in steps[::13]] == pytest.approx([0.1, 0.1, 0.01])  # at 0.5 and 0.75 of three epochs
+    sent = [step["bytes_sent"] for step in steps[::13]]
+    assert sent[0] > sent[1] > sent[2]
+    config = strict((folder / "config.json").read_text())
+    assert config["recipe"]["clip_norm"] == 0.001
+    assert abs(steps[-1]["loss"] - steps[0]["loss"]) < 0.3  # steps as small as the clip makes them
+
+
+def test_a_target_ends_the_run_at_the_evaluation_that_meets_it(
+    tmp_path: Path, train: ModuleType, one_thread: None
+) -> None:
+    common = ["--compressor", "none", "--log-dir", str(tmp_path)]
+    summary = run_here(train, *common, "--epochs", "9", "--target", "0.5")
+    assert summary["epochs"] < 9
+    assert summary["metric"] >= 0.5 == summary["target"]
+    assert summary["target_steps"] == summary["steps"]
+    assert summary["target_bytes"] == summary["steps"] * summary["bytes_sent_per_step"]
+    assert 0 < summary["target_seconds"] <= summary["seconds"]
+    missed = run_here(train, *common, "--epochs", "1", "--target", "0.99")
+    assert [missed[f"target_{name}"] for name in ("seconds", "steps", "bytes")] == [None] * 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--target", "75"], r"--target: 75 is no accuracy; give a number above 0 and at most 1"),
+        (
+            ["--target", "0.01"],
+            r"--target: 0\.01 is no goal: the untrained model has accuracy .*; give a higher target",
+        ),
+        (["--set", "lr"], r"--set: 'lr' is refused; give name=value"),
+        (["--set", "widht=3"], r"setting 'widht' is unknown to this task; it has epochs"),
+        (["--set", "lr=0.1", "--lr", "0.2"], r"--set: 'lr=0.1' contradicts lr=0.2; give one of them"),
+        (["--corpus", "ptb"], r"setting 'corpus' is unknown to this task"),
+        (
+            ["--task", "cifar10-resnet20", "--data-dir", "/nowhere"],
+            r"--data-dir '/nowhere': CIFAR-10 is not there whole",
+        ),
+    ],
+)
+def test_what_the_task_refuses(
+    tmp_path: Path,
+    train: ModuleType,
+    capfd: pytest.CaptureFixture[str],
+    arguments: list[str],
+    message: str,
+) -> None:
+    err = refusal(train, capfd, *arguments, "--quiet", "--log-dir", str(tmp_path))
+    assert re.search(message, err), err
+
+
+BROKEN_LATE = """
+import sys
+import train
+from sidco_ddp.workloads import DataError
+from sidco_ddp.workloads.digits import Digits
+
+def batches(self, *, shard, **asked):
+    for number, batch in enumerate(whole(self, shard=shard, **asked)):
+        if shard.rank == 1 and number == 2:
+            raise DataError("data/broken.png: cannot be read; fetch it anew")
+        yield batch
+
+whole, Digits.batches = Digits.batches, batches
+sys.exit(train.main(sys.argv[1:]))
+"""
+
+
+def test_a_file_that_breaks_on_one_rank_amid_training_ends_all_with_status_2(tmp_path: Path) -> None:
+    script = tmp_path / "broken.py"
+    script.write_text(BROKEN_LATE)
+    logs = tmp_path / "logs"
+    launcher = [*TORCHRUN, "--redirects", "3", "--log-dir", str(logs), str(script)]
+    process = subprocess.Popen(
+        [*launcher, "--log-dir", str(tmp_path / "runs"), "--quiet"],
+        env=environment(),
+        text=True,
+        start_new_session=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    status, _, err = finish(process)
+    assert status != 0
+    said = {path.parent.name: path.read_text() for path in logs.rglob("stderr.log")}
+    assert said["1"] == "train.py: error: data/broken.png: cannot be read; fetch it anew\n"
+    assert "Traceback" not in said["0"]
+    assert "exitcode  : 2" in err
