@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from contextlib import closing
 from typing import Any
 
-from sidco_ddp.training.console import configure_logging, refusals, take_stdout
+from sidco_ddp.training.console import configure_logging, kept_stdout, refusals
 from sidco_ddp.training.distributed import World, find_world, process_group
 from sidco_ddp.training.interrupt import STATUS, Interrupt
 from sidco_ddp.training.job import build_task, build_trainer, describe_run, list_tasks, plan_of
@@ -31,12 +31,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if options.list_tasks:
                 print(list_tasks() if world.is_main else "", end="\n" * world.is_main)
                 return 0
-            stdout = take_stdout()
             configure_logging(logging.INFO if world.is_main and not options.quiet else logging.WARNING)
-            with process_group(world) as store, refusals("train.py", store):
-                summary = run(options, world, interrupt)
-            if world.is_main:
-                print(to_json(summary), file=stdout, flush=True)
+            with kept_stdout() as stdout:
+                with process_group(world) as store, refusals("train.py", store):
+                    summary = run(options, world, interrupt)
+                if world.is_main:
+                    print(to_json(summary), file=stdout, flush=True)
         except BaseException:
             # Whatever else goes wrong after Ctrl-C does so because the other ranks are leaving as well.
             if not interrupt.requested:

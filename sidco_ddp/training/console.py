@@ -17,12 +17,19 @@ REFUSED = 2  # the exit status of a request that cannot be met, as argparse has 
 _NOTE = "sidco_ddp/data_error"
 
 
-def take_stdout() -> TextIO:
-    """Keep stdout for the summary: what native libraries, or anything else, write there from now on goes to stderr."""
+@contextmanager
+def kept_stdout() -> Iterator[TextIO]:
+    """Keep stdout for the summary: what native libraries, or anything else, write there meanwhile goes to stderr."""
     sys.stdout.flush()
-    own = os.fdopen(os.dup(1), "w")
+    own = os.dup(1)
     os.dup2(2, 1)
-    return own
+    try:
+        with os.fdopen(os.dup(own), "w") as stream:
+            yield stream
+    finally:
+        sys.stdout.flush()
+        os.dup2(own, 1)
+        os.close(own)
 
 
 def configure_logging(level: int) -> None:

@@ -70,14 +70,15 @@ class Trainer:
                     outcome = self._evaluate()
                     self._report(outcome)
                     reached = self._is_target_met(outcome["metric"])
+        seconds = self._seconds
         return {
             "steps": self.totals.steps,
             "epochs": self._epochs_begun,
             **outcome,
             **self.totals.summary(),
             "samples_per_second": self._samples / self.totals.step_seconds,
-            "seconds": self._seconds,
-            **self._target_summary(reached),
+            "seconds": seconds,
+            **self._target_summary(seconds if reached else None),
         }
 
     @property
@@ -193,11 +194,12 @@ class Trainer:
                 f"{self.task.metric_name} {metric:.4g}, and a {kind} one is worse; give a {remedy} target"
             )
 
-    def _target_summary(self, reached: bool) -> dict[str, Any]:
-        """Time to target; None where it was not reached."""
+    def _target_summary(self, seconds: float | None) -> dict[str, Any]:
+        """What it took to reach the target; None where it was not reached."""
         if self.plan.target is None:
             return {}
-        spent = {"seconds": self._seconds, "steps": self.totals.steps, "bytes": self.totals.bytes_sent}
+        spent = {"seconds": seconds, "steps": self.totals.steps, "bytes": self.totals.bytes_sent}
+        reached = seconds is not None
         return {
             "target": self.plan.target,
             **{f"target_{name}": value if reached else None for name, value in spent.items()},

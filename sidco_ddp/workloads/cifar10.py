@@ -63,7 +63,7 @@ class Cifar10ResNet20(Cifar10):
     recipes: ClassVar = {
         "paper": _RESNET20,
         "small": replace(
-            _RESNET20, epochs=8, batch_size=32, lr=0.05, warmup_epochs=1.0, train_samples=10_000, evaluate_every=2
+            _RESNET20, epochs=4, batch_size=16, lr=0.05, warmup_epochs=1.0, train_samples=10_000, evaluate_every=2
         ),
     }
 
