@@ -1,0 +1,47 @@
+"""VGG-19, after Simonyan and Zisserman, "Very Deep Convolutional Networks" (2015): torchvision's, and narrower."""
+
+from torch import nn
+
+FULL_WIDTH = 64
+_CONVOLUTIONS = ((1, 2), (2, 2), (4, 4), (8, 4), (8, 4))  # channels / width, and how many before the image is halved
+_HIDDEN = 64  # units of a hidden linear layer / width
+_GRID = 7  # the linear layers see so many places in each direction, whatever the size of the image
+
+
+def vgg19(num_classes: int, width: int = FULL_WIDTH) -> nn.Module:
+    """Class scores (batch, num_classes) of images (batch, 3, height, width).
+
+    The full width is `torchvision.models.vgg19`, without batch norm: 143,667,240 parameters with 1,000 classes. The
+    SIDCo paper's table has 143,671,337, which is this network with 1,001 outputs, one more than ImageNet has classes.
+
+    Narrower forms start from weights that keep the size of the signal from layer to layer (He et al., 2015, by the
+    number of inputs). torchvision's standard deviation of 0.01 in linear layers suits 4,096 units, not a few hundred.
+
+    Args:
+        num_classes: how many outputs.
+        width: channels of the first convolution; the others, and the hidden linear layers, are in proportion.
+    """
+    if width == FULL_WIDTH:
+        from torchvision import models
+
+        full: nn.Module = models.vgg19(num_classes=num_classes)
+        return full
+    layers: list[nn.Module] = []
+    inputs = 3
+    for multiple, repeats in _CONVOLUTIONS:
+        for _ in range(repeats):
+            layers += [nn.Conv2d(inputs, multiple * width, kernel_size=3, padding=1), nn.ReLU()]
+            inputs = multiple * width
+        layers.append(nn.MaxPool2d(2))
+    layers += [nn.AdaptiveAvgPool2d(_GRID), nn.Flatten()]
+    inputs *= _GRID**2
+    for _ in range(2):
+        layers += [nn.Linear(inputs, _HIDDEN * width), nn.ReLU(), nn.Dropout()]
+        inputs = _HIDDEN * width
+    narrow = nn.Sequential(*layers, nn.Linear(inputs, num_classes))
+    for module in narrow.modules():
+        if isinstance(module, nn.Conv2d | nn.Linear):
+            nn.init.kaiming_normal_(module.weight, nonlinearity="relu")
+            assert module.bias is not None
+            nn.init.zeros_(module.bias)
+    return narrow
