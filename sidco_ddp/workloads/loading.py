@@ -4,6 +4,7 @@ import math
 import multiprocessing
 import signal
 from collections.abc import Iterable, Iterator
+from multiprocessing.context import BaseContext
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -99,14 +100,13 @@ def load(reader: Reader, batches: Iterable[list[Sample]], workers: int) -> Itera
     Raises:
         DataError: an image cannot be read.
     """
-    method = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
     loader = DataLoader(
         reader,
         batch_size=None,  # the sampler's items are batches
         sampler=batches,
         collate_fn=_as_it_is,
         num_workers=workers,
-        multiprocessing_context=method if workers else None,
+        multiprocessing_context=_context() if workers else None,
         worker_init_fn=_leave_interrupts_to_the_trainer,
         pin_memory=torch.cuda.is_available(),
         generator=torch.Generator(),  # its own: a number drawn from the global one would change the training
@@ -116,6 +116,15 @@ def load(reader: Reader, batches: Iterable[list[Sample]], workers: int) -> Itera
             raise batch
         images, labels = batch
         yield images, labels
+
+
+def _context() -> BaseContext:
+    """How processes start: from one that has imported all that is slow and has started nothing, where there is such."""
+    if "forkserver" not in multiprocessing.get_all_start_methods():
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["torch", __name__])
+    return context
 
 
 def _as_it_is(batch: Kind) -> Kind:
