@@ -87,7 +87,7 @@ class Task(ABC):
         """What `loss` carries from one batch to the next, of this shard; tensors and plain types."""
         return {}
 
-    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
+    def load_state_dict(self, saved: Mapping[str, Any]) -> None:  # noqa: B027 (most tasks carry nothing)
         """Take over what `state_dict` gave."""
 
 

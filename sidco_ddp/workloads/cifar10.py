@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -59,10 +60,10 @@ class Cifar10ResNet20(Cifar10):
     """CIFAR-10 on ResNet-20."""
 
     name = "cifar10-resnet20"
-    recipes = {
+    recipes: ClassVar = {
         "paper": _RESNET20,
         "small": replace(
-            _RESNET20, epochs=8, batch_size=32, lr=0.05, warmup_epochs=1.0, train_samples=10_000, evaluate_every=2
+            _RESNET20, epochs=4, batch_size=16, lr=0.05, warmup_epochs=1.0, train_samples=10_000, evaluate_every=2
         ),
     }
 
@@ -75,7 +76,7 @@ class Cifar10VGG16(Cifar10):
     """CIFAR-10 on VGG-16."""
 
     name = "cifar10-vgg16"
-    recipes = {
+    recipes: ClassVar = {
         "paper": _VGG16,
         "small": replace(
             _VGG16,

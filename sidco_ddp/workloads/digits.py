@@ -1,5 +1,7 @@
 """The default task: scikit-learn's 1,797 handwritten digits of 8 x 8 pixels, which come with the library."""
 
+from typing import ClassVar
+
 import torch
 from torch import Tensor, nn
 
@@ -27,7 +29,7 @@ class Digits(InMemoryImages):
     """Handwritten digits on a small residual network; every fourth image of each class is a test image."""
 
     name = "digits"
-    recipes = {"paper": _RECIPE, "small": _RECIPE}
+    recipes: ClassVar = {"paper": _RECIPE, "small": _RECIPE}
     shift, flips = 1, False
 
     def __init__(self, recipe: Recipe, source: DataSource) -> None:

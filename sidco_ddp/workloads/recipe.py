@@ -51,9 +51,11 @@ class Recipe:
         for name in ("weight_decay", "warmup_epochs"):
             self.require(name, 0 <= getattr(self, name) < math.inf, "a number of at least 0")
         for name in ("clip_norm", "train_samples", "test_samples"):
-            self.require(name, getattr(self, name) is None or 0 < getattr(self, name) < math.inf, "none, or more than 0")
+            self.require(
+                name, getattr(self, name) is None or 0 < getattr(self, name) < math.inf, "none, or more than 0"
+            )
         self.require("momentum", 0 <= self.momentum < 1, "a number of at least 0 and below 1")
-        self.require("momentum", self.momentum > 0 or self.optimizer != "nesterov", "more than 0, which nesterov needs")
+        self.require("momentum", self.momentum > 0 or self.optimizer != "nesterov", "more than 0, as nesterov needs")
         self.require("decay_at", all(0 < at < 1 for at in self.decay_at), "fractions of the epochs, such as 0.5,0.75")
         self.require("schedule", self.schedule in SCHEDULES, f"one of {', '.join(SCHEDULES)}")
         self.require("optimizer", self.optimizer in OPTIMIZERS, f"one of {', '.join(OPTIMIZERS)}")

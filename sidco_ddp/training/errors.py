@@ -1,0 +1,5 @@
+"""What ends a run with one line instead of a traceback."""
+
+
+class OptionError(ValueError):
+    """Something asked for cannot be had; the message names the option, the value and the remedy."""
