@@ -112,9 +112,9 @@ class ImageNetResNet50(ImageNet):
         "paper": _RESNET50,
         "small": replace(
             _RESNET50,
-            epochs=20,
+            epochs=30,
             batch_size=16,
-            lr=0.05,
+            lr=0.02,
             warmup_epochs=2.0,
             image_size=64,
             width=16,

@@ -43,12 +43,13 @@ def vgg19(num_classes: int, width: int = FULL_WIDTH) -> nn.Module:
     for _ in range(2):
         layers += [nn.Linear(inputs, _HIDDEN * width), nn.ReLU(), nn.Dropout()]
         inputs = _HIDDEN * width
-    narrow = nn.Sequential(*layers, nn.Linear(inputs, num_classes))
-    for module in narrow:
-        if isinstance(module, nn.Conv2d | nn.Linear):
-            _init(module)
-    nn.init.normal_(narrow[-1].weight, std=0.01)
-    return narrow
+    for layer in layers:
+        if isinstance(layer, nn.Conv2d | nn.Linear):
+            _init(layer)
+    scores = nn.Linear(inputs, num_classes)
+    nn.init.normal_(scores.weight, std=0.01)
+    nn.init.zeros_(scores.bias)
+    return nn.Sequential(*layers, scores)
 
 
 @torch.no_grad()
