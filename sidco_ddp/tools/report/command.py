@@ -27,7 +27,10 @@ def add_command(commands: "argparse._SubParsersAction[Any]") -> None:
         "runs", nargs="+", type=Path, metavar="RUN", help="a run folder, a folder that holds some, or a pack (.json)"
     )
     option(
-        "--baseline", type=Path, metavar="RUN", help="what to normalise by (default: the runs of the compressor none)"
+        "--baseline",
+        type=Path,
+        metavar="RUN",
+        help="what to normalise by: a path, or the name of one of the runs (default: those of the compressor none)",
     )
     option(
         "--target",
@@ -50,8 +53,10 @@ def run(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
         runs, notes = load(options.runs)
         baseline: list[dict[str, Any]] = []
         if options.baseline is not None:
-            baseline, more = load([options.baseline])
-            notes += [note for note in more if note not in notes]
+            baseline = [run for run in runs if run["name"] == str(options.baseline)]
+            if not baseline:
+                baseline, more = load([options.baseline])
+                notes += [note for note in more if note not in notes]
         for note in notes:
             print(f"{parser.prog}: note: {note}", file=sys.stderr)
         comparisons = compare(runs, baseline, options.target)

@@ -25,21 +25,21 @@ def compare(runs: Sequence[Run], baseline: Sequence[Run] = (), target: float | N
       normal 90 % confidence interval of that mean, mean ± 1.645 s / √n, as if steps were independent.
 
     Of several baseline runs, seconds and samples a second are medians. The baseline is `baseline`, all of one
-    compressor and ratio, or else the group's runs of the compressor `none`. Raises a `ReportError` where a group has none, or
-    `baseline` belongs to no group, and where one `target` is given for several metrics.
+    compressor and ratio, or else the group's runs of the compressor `none`. Raises a `ReportError` where a group has
+    none, or `baseline` belongs to no group, and where one `target` is given for several metrics.
     """
     groups: dict[tuple[Any, ...], list[Run]] = {}
     for run in runs:
-        groups.setdefault(_group_of(run), []).append(run)
+        groups.setdefault(group_of(run), []).append(run)
     chosen: dict[tuple[Any, ...], list[Run]] = {}
     for run in baseline:
-        if _group_of(run) not in groups:
+        if group_of(run) not in groups:
             there = "; ".join(name_of(key) for key in groups)
             raise ReportError(
-                f"--baseline: {run['name']!r} is a run of {name_of(_group_of(run))}, to be compared are {there}; "
+                f"--baseline: {run['name']!r} is a run of {name_of(group_of(run))}, to be compared are {there}; "
                 "name a baseline of the same task, scale and world size"
             )
-        chosen.setdefault(_group_of(run), []).append(run)
+        chosen.setdefault(group_of(run), []).append(run)
     names = {run["metric_name"] for run in runs if run["metric_name"]}
     if target is not None and len(names) > 1:
         raise ReportError(f"--target is one value for {' and '.join(sorted(names))}; report on one task at a time")
@@ -52,7 +52,13 @@ def name_of(key: tuple[Any, ...]) -> str:
     return f"{task}{f' ({scale})' if scale else ''} on {world_size} rank{'s' * (world_size != 1)}"
 
 
-def _group_of(run: Run) -> tuple[Any, ...]:
+def name_of_group(comparison: dict[str, Any]) -> str:
+    """The group of a comparison in words."""
+    return name_of(tuple(comparison[name] for name in GROUP))
+
+
+def group_of(run: Run) -> tuple[Any, ...]:
+    """Task, scale (None where the task has none) and world size."""
     return tuple(run["config"].get(name) for name in GROUP)
 
 
@@ -69,7 +75,7 @@ def _compare_group(key: tuple[Any, ...], runs: list[Run], baseline: list[Run], t
         given, source = _default_target(key, baseline, up)
     to_target = statistics.median(reached(run, given, up)["seconds"] for run in baseline)
     per_second = statistics.median(run["samples_per_second"] for run in baseline)
-    ordered = sorted([*runs, *(run for run in baseline if run not in runs)], key=_order)
+    ordered = sorted([*runs, *(run for run in baseline if run not in runs)], key=order)
     rows = [row_of(run, given, up, to_target, per_second) for run in ordered]
     return {
         **dict(zip(GROUP, key, strict=True)),
@@ -115,7 +121,7 @@ def _notes(runs: list[Run], to_target: float) -> Iterable[str]:
             yield f"the runs differ in {name}: {', '.join(sorted(values))}"
 
 
-def _order(run: Run) -> tuple[Any, ...]:
+def order(run: Run) -> tuple[Any, ...]:
     """Compressors as the package lists them, large ratios first."""
     name, ratio = scheme_of(run)
     place = list(COMPRESSORS).index(name) if name in COMPRESSORS else len(COMPRESSORS)
