@@ -12,6 +12,7 @@ from sidco_ddp.tools.figure import BAND, COLOURS, LEAST, OTHER, TOLERANCE, logar
 from sidco_ddp.tools.report.comparison import name_of_group
 
 TITLES = ("training speed-up", "throughput", "estimation quality, k̂/k")
+BAND_LABEL = f"k ± {TOLERANCE * 100:.0f} %"
 WIDTH = 0.84  # of a group of bars
 
 
@@ -45,24 +46,26 @@ def draw_bars(comparison: dict[str, Any]) -> Figure:
     for axis in (speedup, throughput):
         axis.axhline(1.0, color="black", linewidth=0.9, zorder=1)
         axis.set_ylim(0, max(1.15, axis.get_ylim()[1]))
-    scale_quality(quality)
+    scale_quality([quality])
     figure.get_layout_engine().set(w_pad=0.1, h_pad=0.06)  # type: ignore[union-attr, call-arg]
     figure.legend(handles=_legend(names, baseline), loc="outside upper center", ncols=len(names) + 2, frameon=False)
     figure.supxlabel(_caption(comparison, schemes), fontsize=9)
     return figure
 
 
-def scale_quality(axis: Axes) -> None:
-    """The band around k, on an axis of plain numbers that turns logarithmic where these lie far from 1."""
-    axis.axhline(1.0, color="black", linewidth=0.9, zorder=1)
-    axis.axhspan(1.0 - TOLERANCE, 1.0 + TOLERANCE, color=BAND, zorder=0)
-    low, high = axis.dataLim.intervaly
-    if low >= 0.4 and high <= 2.0:
-        axis.set_ylim(min(0.5, low - 0.1), max(1.5, high + 0.1))
-        return
-    logarithmic(axis)
-    low, high = axis.get_ylim()
-    axis.set_ylim(min(low, 0.45), max(high, 2.2))
+def scale_quality(panels: Sequence[Axes]) -> None:
+    """The band around k, on axes of plain numbers that turn logarithmic where these lie far from 1."""
+    for axis in panels:
+        axis.axhline(1.0, color="black", linewidth=0.9, zorder=1)
+        axis.axhspan(1.0 - TOLERANCE, 1.0 + TOLERANCE, color=BAND, zorder=0)
+    low = min(axis.dataLim.y0 for axis in panels)
+    high = max(axis.dataLim.y1 for axis in panels)
+    for axis in panels:
+        if low >= 0.4 and high <= 2.0:
+            axis.set_ylim(min(0.5, low - 0.1), max(1.5, high + 0.1))
+        else:
+            logarithmic(axis)
+            axis.set_ylim(min(low / 1.3, 0.45), max(high * 1.3, 2.2))
 
 
 def _bar(axis: Axes, left: float, width: float, colour: str, values: dict[str, float] | None) -> None:
@@ -89,7 +92,7 @@ def _legend(names: Sequence[str], baseline: dict[str, Any]) -> list[Any]:
     scheme = baseline["compressor"] + ("" if baseline["ratio"] is None else f" {baseline['ratio']:g}")
     line = Line2D([], [], color="black", linewidth=0.9, label=f"1: baseline {scheme}, or k")
     patches = [Patch(color=COLOURS.get(name, OTHER), label=name) for name in names]
-    return [*patches, line, Patch(color=BAND, label=f"k ± {TOLERANCE:.0%}".replace("%", " %"))]
+    return [*patches, line, Patch(color=BAND, label=BAND_LABEL)]
 
 
 def _caption(comparison: dict[str, Any], schemes: Sequence[dict[str, Any]]) -> str:
@@ -99,6 +102,6 @@ def _caption(comparison: dict[str, Any], schemes: Sequence[dict[str, Any]]) -> s
     sense = "at least" if comparison["higher_is_better"] else "at most"
     metric = comparison["metric_name"] or "metric"
     return (
-        f"{name_of_group(comparison)}; time to {metric} {sense} {comparison['target']:.4g} (×: not reached) and samples a "
-        f"second, over the baseline's{several};\nk̂/k: mean, bars from the 5th to the 95th percentile of the steps"
+        f"{name_of_group(comparison)}; time to {metric} {sense} {comparison['target']:.4g} (×: never) and samples "
+        f"a second, over the baseline's{several};\nk̂/k: mean, bars from the 5th to the 95th percentile of the steps"
     )

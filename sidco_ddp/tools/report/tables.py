@@ -108,7 +108,11 @@ def _quality(quality: dict[str, Any] | None) -> tuple[str, ...]:
 def _ranges(quality: dict[str, Any] | None) -> tuple[str, str]:
     if quality is None:
         return UNKNOWN, UNKNOWN
-    return f"{quality['p5']:.2f} .. {quality['p95']:.2f}", f"{quality['min']:.2f} .. {quality['max']:.2f}"
+    p5, p95, low, high = (
+        f"{value:.2f}" if value >= 0.1 or value == 0 else f"{value:.1g}"
+        for value in (quality["p5"], quality["p95"], quality["min"], quality["max"])
+    )
+    return f"{p5} .. {p95}", f"{low} .. {high}"
 
 
 def _spread(values: dict[str, float] | None, style: str) -> str:
