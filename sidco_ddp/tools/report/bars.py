@@ -9,7 +9,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from sidco_ddp.tools.figure import BAND, COLOURS, LEAST, OTHER, TOLERANCE, logarithmic
-from sidco_ddp.tools.report.comparison import name_of_group
+from sidco_ddp.tools.report.comparison import label, name_of_group
 
 TITLES = ("training speed-up", "throughput", "estimation quality, k̂/k")
 BAND_LABEL = f"k ± {TOLERANCE * 100:.0f} %"
@@ -89,7 +89,7 @@ def _dot(axis: Axes, left: float, colour: str, quality: dict[str, float] | None)
 
 
 def _legend(names: Sequence[str], baseline: dict[str, Any]) -> list[Any]:
-    scheme = baseline["compressor"] + ("" if baseline["ratio"] is None else f" {baseline['ratio']:g}")
+    scheme = label(baseline["compressor"], baseline["ratio"])
     line = Line2D([], [], color="black", linewidth=0.9, label=f"1: baseline {scheme}, or k")
     patches = [Patch(color=COLOURS.get(name, OTHER), label=name) for name in names]
     return [*patches, line, Patch(color=BAND, label=BAND_LABEL)]

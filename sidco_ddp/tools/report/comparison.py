@@ -43,13 +43,20 @@ def compare(runs: Sequence[Run], baseline: Sequence[Run] = (), target: float | N
     names = {run["metric_name"] for run in runs if run["metric_name"]}
     if target is not None and len(names) > 1:
         raise ReportError(f"--target is one value for {' and '.join(sorted(names))}; report on one task at a time")
-    return [_compare_group(key, found, chosen.get(key, []), target) for key, found in sorted(groups.items(), key=str)]
+    return [
+        _compare_group(key, found, chosen.get(key, []), target) for key, found in sorted(groups.items(), key=_place)
+    ]
 
 
 def name_of(key: tuple[Any, ...]) -> str:
     """A group in words."""
     task, scale, world_size = key
     return f"{task}{f' ({scale})' if scale else ''} on {world_size} rank{'s' * (world_size != 1)}"
+
+
+def label(compressor: str, ratio: float | None) -> str:
+    """A scheme in words."""
+    return compressor if ratio is None else f"{compressor} {ratio:g}"
 
 
 def name_of_group(comparison: dict[str, Any]) -> str:
@@ -67,7 +74,7 @@ def _compare_group(key: tuple[Any, ...], runs: list[Run], baseline: list[Run], t
     if not baseline:
         raise ReportError(f"no run without compression ('none') of {name_of(key)}; add one, or give --baseline RUN")
     if len({scheme_of(run) for run in baseline}) > 1:
-        schemes = ", ".join(sorted({f"{name} {ratio:g}" for name, ratio in map(scheme_of, baseline)}))
+        schemes = ", ".join(sorted({label(*scheme_of(run)) for run in baseline}))
         raise ReportError(f"--baseline: several schemes ({schemes}) for {name_of(key)}; name runs of a single one")
     up = baseline[0]["higher_is_better"]
     given, source = target, "--target"
@@ -119,6 +126,11 @@ def _notes(runs: list[Run], to_target: float) -> Iterable[str]:
         values = {str(run["config"].get(name)) for run in runs}
         if name not in UNCOMPARED and len(values) > 1:
             yield f"the runs differ in {name}: {', '.join(sorted(values))}"
+
+
+def _place(group: tuple[tuple[Any, ...], list[Run]]) -> tuple[str, str, int]:
+    task, scale, world_size = group[0]
+    return task, scale or "", world_size
 
 
 def order(run: Run) -> tuple[Any, ...]:

@@ -11,6 +11,7 @@ POINTS = 150  # of a curve, at most
 WINDOW = 20  # steps of a running mean, at least
 PARTS = ("data", "compute", "compress", "exchange", "optimizer", "step")  # of a step's time; "step" is all of it
 LOWER_IS_BETTER = ("loss", "perplexity", "error", "cer", "wer")  # where a record does not say it
+MAYBE = ("epoch", "train_loss", "bytes_sent")  # fields of an evaluation
 DROPPED = ("log_dir", "quiet")  # of the config: says nothing about the run
 
 
@@ -110,13 +111,13 @@ def thin(steps: Sequence[dict[str, Any]], elapsed: np.ndarray[Any, Any]) -> dict
 
 
 def _columns(evaluations: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Step, seconds, metric and the rest by field; `metrics` by name; a field that no line has is left out."""
-    names = ("step", "epoch", "seconds", "train_loss", "metric", "bytes_sent")
-    found = {name: [row.get(name) for row in evaluations] for name in names}
-    columns: dict[str, Any] = {name: values for name, values in found.items() if set(values) - {None} or not values}
-    others = dict.fromkeys(name for row in evaluations for name in row.get("metrics") or {})
+    """Evaluations by field, `metrics` by name too; of the fields that a record may lack, those that it has."""
+    names = ["step", "seconds", "metric", *(name for name in MAYBE if any(name in row for row in evaluations))]
+    columns: dict[str, Any] = {name: [row.get(name) for row in evaluations] for name in names}
+    several = [row.get("metrics") or {} for row in evaluations]
+    others = dict.fromkeys(name for row in several for name in row)
     if others:
-        columns["metrics"] = {name: [(row.get("metrics") or {}).get(name) for row in evaluations] for name in others}
+        columns["metrics"] = {name: [row.get(name) for row in several] for name in others}
     return columns
 
 

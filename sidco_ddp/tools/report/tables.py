@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from sidco_ddp.tools.report.comparison import name_of_group
+from sidco_ddp.tools.report.comparison import label, name_of_group
 from sidco_ddp.tools.report.digest import PARTS
 from sidco_ddp.tools.table import milliseconds, table
 
@@ -45,10 +45,9 @@ def markdown_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> st
 def _title(comparison: dict[str, Any], metric: str) -> str:
     baseline = comparison["baseline"]
     seconds = baseline["seconds_to_target"]
-    name, ratio = baseline["compressor"], baseline["ratio"]
     several = len(baseline["runs"])
     return (
-        f"{name_of_group(comparison)}: baseline {name}{'' if ratio is None else f' {ratio:g}'}"
+        f"{name_of_group(comparison)}: baseline {label(baseline['compressor'], baseline['ratio'])}"
         f"{f', median of {several} runs' if several > 1 else ''}, {baseline['samples_per_second']:,.0f} samples/s; "
         f"target {metric} {'at least' if comparison['higher_is_better'] else 'at most'} {comparison['target']:.4g} "
         f"({comparison['target_source']}), which it "
