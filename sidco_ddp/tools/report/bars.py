@@ -36,8 +36,8 @@ def draw_bars(comparison: dict[str, Any]) -> Figure:
         _bar(speedup, left, width, colour, scheme["speedup"])
         _bar(throughput, left, width, colour, scheme["throughput"])
         _dot(quality, left, colour, scheme["khat_over_k"])
-    for axis, label in zip((speedup, throughput, quality), TITLES, strict=True):
-        axis.set_title(label, loc="left", fontsize=11)
+    for axis, title in zip((speedup, throughput, quality), TITLES, strict=True):
+        axis.set_title(title, loc="left", fontsize=11)
         axis.set_xticks(range(len(ratios)), ["whole" if ratio is None else f"ratio {ratio:g}" for ratio in ratios])
         axis.set_xlim(-0.5, max(len(ratios), 1) - 0.5)
         axis.grid(axis="y", which="major", color="#e6e6e6")
