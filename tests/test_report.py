@@ -320,7 +320,8 @@ def test_pictures_are_there_and_not_blank(runs, tmp_path, capsys, many):
     ]
     assert sorted(capsys.readouterr().err.split()) == sorted(map(str, out.iterdir()))
     for path in out.iterdir():
-        grey = image.imread(path)[:, :, :3].mean(axis=2)
+        with open(path, "rb") as file:
+            grey = image.imread(file)[:, :, :3].mean(axis=2)
         height, width = grey.shape
         assert width >= 1200
         assert height >= 500
