@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from launching import LAUNCHER_VARIABLES, TORCHRUN, finish, lines, only_folder, start, strict, train_here
+from runs import LAUNCHER_VARIABLES, TORCHRUN, finish, lines, only_folder, start, strict, train_here
 
 from sidco_ddp import SIDCoState
 from sidco_ddp.redistribute import redistribute, sources
@@ -378,12 +378,10 @@ SIGNALLED = {
 }
 
 
-SIGNAL_CASES = [
-    case if case == "TERM to one rank" else pytest.param(case, marks=pytest.mark.slow) for case in SIGNALLED
-]
+SLOW_CASES = [pytest.param(case, marks=pytest.mark.slow) for case in list(SIGNALLED)[1:]]
 
 
-@pytest.mark.parametrize("case", SIGNAL_CASES)
+@pytest.mark.parametrize("case", ["TERM to one rank", *SLOW_CASES])
 def test_a_signal_ends_the_run_with_a_checkpoint_of_one_step(tmp_path: Path, case: str) -> None:
     number, receivers = SIGNALLED[case]
     saved, ends = tmp_path / "saved", tmp_path / "ends"

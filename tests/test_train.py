@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 import torch
-from launching import LAUNCHER_VARIABLES, ROOT, TORCHRUN, environment, finish, lines, only_folder, start, strict
+from runs import LAUNCHER_VARIABLES, ROOT, TORCHRUN, environment, finish, lines, only_folder, start, strict
 from torch.nn.parallel import DistributedDataParallel
 
 from sidco_ddp import COMPRESSORS
