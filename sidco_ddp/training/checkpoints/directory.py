@@ -17,7 +17,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, cast
 
 import torch
 
@@ -59,10 +59,34 @@ def rank_file(rank: int) -> str:
 def write_file(path: Path, content: Mapping[str, Any]) -> str:
     """Write tensors and plain types, and see them on the disk; returns the SHA-256."""
     with open(path, "wb") as file:
-        torch.save(dict(content), file)
+        sink = _Sink(file)
+        try:
+            torch.save(dict(content), cast(IO[bytes], sink))
+        except RuntimeError:
+            if sink.error is not None:
+                raise sink.error from None
+            raise
         file.flush()
         os.fsync(file.fileno())
     return checksum(path)
+
+
+class _Sink:
+    """Keeps the error of a file that cannot be written, which `torch.save` replaces by one of its own."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self.error: OSError | None = None
+
+    def write(self, data: bytes) -> int:
+        try:
+            return self._file.write(data)
+        except OSError as error:
+            self.error = self.error or error
+            raise
+
+    def flush(self) -> None:
+        self._file.flush()
 
 
 def read_file(folder: Path, name: str, manifest: Manifest) -> dict[str, Any]:
@@ -167,6 +191,10 @@ class Directory:
         shutil.rmtree(draft, ignore_errors=True)
         draft.mkdir()
         return draft
+
+    def drop(self, step: int) -> None:
+        """Remove a draft that will not be complete: a full disk needs the room."""
+        shutil.rmtree(self.draft(step), ignore_errors=True)
 
     def commit(self, manifest: Manifest) -> Path:
         """Make a complete draft visible, by one rename. To be called by the main rank, when all have written."""

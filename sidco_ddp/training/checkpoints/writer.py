@@ -152,6 +152,7 @@ class Checkpoints:
 
     def _give_up(self, step: int, reason: str) -> None:
         if self.world.is_main:
+            self.directory.drop(step)
             last = (
                 "there is none before it" if self.saved_step is None else f"the last one is of step {self.saved_step}"
             )
