@@ -158,7 +158,11 @@ def test_equal_neighbours_need_a_frame_between_them() -> None:
 def scores_of(path: str) -> Tensor:
     """Scores (frames, labels) that are largest for the characters of `path`, where - is the blank."""
     labels = ["-", *ALPHABET]
-    return nn.functional.one_hot(torch.tensor([labels.index(label) for label in path], dtype=torch.int64), NUM_LABELS).float().log()
+    return (
+        nn.functional.one_hot(torch.tensor([labels.index(label) for label in path], dtype=torch.int64), NUM_LABELS)
+        .float()
+        .log()
+    )
 
 
 @pytest.mark.parametrize(
