@@ -69,7 +69,7 @@ class Trainer:
                 refuse_a_target_that_is_met(self.task, self.plan, untrained)
             while not self._is_finished:
                 self._train_epoch()
-            self._save_at_the_end()
+            saved = {} if self.checkpoints is None else {"saved": self._save()}
         seconds = self._seconds
         return {
             "steps": self.totals.steps,
@@ -79,6 +79,7 @@ class Trainer:
             "samples_per_second": self._samples / self.totals.step_seconds,
             "seconds": seconds,
             **self._target_summary(seconds if meets_target(self.task, self.plan, self.totals.outcome) else None),
+            **saved,
         }
 
     def totals_now(self) -> Totals:
@@ -205,10 +206,6 @@ class Trainer:
     def _save(self) -> bool:
         assert self.checkpoints is not None
         return self.checkpoints.save(self.totals.steps, lambda: snapshot(self))
-
-    def _save_at_the_end(self) -> None:
-        if self.checkpoints is not None and not self._save():
-            logger.warning("the trained model was not saved")
 
     def _target_summary(self, seconds: float | None) -> dict[str, Any]:
         """What it took to reach the target; None where it was not reached."""

@@ -17,11 +17,7 @@ def checksums(model: nn.Module) -> Tensor:
     for parameter in model.parameters():
         data = torch.view_as_real(parameter.detach()) if parameter.is_complex() else parameter.detach()
         data = data.contiguous().flatten()
-        bits = (
-            data.view(torch.uint8)
-            if data.element_size() not in _INTEGERS
-            else data.view(_INTEGERS[data.element_size()])
-        )
+        bits = data.view(_INTEGERS[data.element_size()])
         total = torch.zeros((), dtype=torch.int64, device=device)
         for piece in torch.split(bits, _PIECE):
             # Products and sums wrap around. Each piece moves on those before it, so that their order counts as well.
@@ -30,7 +26,7 @@ def checksums(model: nn.Module) -> Tensor:
     return torch.stack(sums)
 
 
-_INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes an element
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes an element
 
 
 def check_replicas(model: nn.Module, step: int) -> None:

@@ -90,7 +90,9 @@ def settle_buckets(model: DistributedDataParallel, task: Task, world: World, see
     """
     shard = Shard(world.rank, world.world_size)
     batch = next(task.batches(seed=seed, epoch=0, shard=shard, batch_size=task.recipe.batch_size))
+    carried = task.state_dict()
     task.loss(model, tuple(part.to(world.device) for part in batch)).backward()  # type: ignore[no-untyped-call]
+    task.load_state_dict(carried)
     model.zero_grad(set_to_none=True)
 
 

@@ -24,10 +24,14 @@ class ImageClassification(Task):
     def test_batches(self, shard: Shard) -> Iterator[tuple[Tensor, Tensor]]:
         """Images and labels of this shard's part of the test data."""
 
+    def model_input(self, images: Tensor) -> Tensor:
+        """What the model is given of a batch's images, on their device."""
+        return images
+
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """The mean cross-entropy over a batch."""
         images, labels = batch
-        return F.cross_entropy(model(images), labels)
+        return F.cross_entropy(model(self.model_input(images)), labels)
 
     @torch.no_grad()
     def evaluate(self, model: nn.Module, shard: Shard) -> Tensor:
@@ -37,7 +41,7 @@ class ImageClassification(Task):
         model.eval()
         correct = count = 0
         for images, labels in self.test_batches(shard):
-            correct += int((model(images.to(device)).argmax(dim=1).cpu() == labels).sum())
+            correct += int((model(self.model_input(images.to(device))).argmax(dim=1).cpu() == labels).sum())
             count += len(labels)
         model.train(was_training)
         return torch.tensor([correct, count], dtype=torch.float64)
