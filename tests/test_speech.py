@@ -298,6 +298,19 @@ def test_loss_is_the_mean_of_each_recordings_own(task: An4Lstm) -> None:
     assert task.loss(model, both).item() == pytest.approx(sum(apart) / 2, rel=1e-5)
 
 
+def test_loss_is_that_of_the_paths_that_spell_the_text(task: An4Lstm) -> None:
+    """Two frames, each A with 0.5, blank with 0.3 and B with 0.2: A is spelled by A A, A blank and blank A."""
+
+    class TwoFrames(nn.Module):
+        def forward(self, spectra: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+            scores = torch.full((len(lengths), 2, NUM_LABELS), -99.0)
+            scores[:, :, :3] = torch.tensor([0.3, 0.5, 0.2]).log()
+            return scores, torch.full_like(lengths, 2)
+
+    loss = task.loss(TwoFrames(), (torch.zeros(1, 161, 4), torch.tensor([4]), encode("A")[None], torch.tensor([1])))
+    assert loss.item() == pytest.approx(-np.log(0.25 + 2 * 0.15), rel=1e-5)
+
+
 def test_training_may_leave_long_recordings_out(folder: Path) -> None:
     assert make(folder, max_seconds="0.61").num_train_samples == 3
     assert make(folder, max_seconds="0.61").metrics(torch.tensor([1.0, 2.0, 1.0, 4.0])) == {"cer": 0.5, "wer": 0.25}
