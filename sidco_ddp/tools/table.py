@@ -14,7 +14,7 @@ def render(case: dict[str, Any]) -> str:
     )
     rows = [HEADINGS, *(_row(result, case["elements"]) for result in case["results"])]
     widths = [max(len(row[column]) for row in rows) for column in range(len(HEADINGS))]
-    lines = ["  ".join(_aligned(row, widths)).rstrip() for row in rows]
+    lines = ["  ".join(aligned(row, widths)).rstrip() for row in rows]
     return "\n".join([title, lines[0], "-" * max(map(len, lines)), *lines[1:]])
 
 
@@ -47,6 +47,7 @@ def _row(result: dict[str, Any], elements: int) -> tuple[str, ...]:
     )
 
 
-def _aligned(row: tuple[str, ...], widths: list[int]) -> list[str]:
+def aligned(row: tuple[str, ...], widths: list[int]) -> list[str]:
+    """Cells padded to these widths, the first on the left."""
     first, *others = zip(row, widths, strict=True)
     return [first[0].ljust(first[1]), *(cell.rjust(width) for cell, width in others)]
