@@ -113,10 +113,11 @@ build() {
 }
 
 inside() { # every process of the cluster: in its namespaces, or on the way there
-    local host pid
-    for ((host = 0; host < hosts; host++)); do
-        ip netns pids "$prefix-$host" 2>/dev/null || true
-    done
+    local pid
+    {
+        stat -Lc '%d:%i' "/run/netns/$prefix"-* || true
+        stat -Lc '%d:%i %n' /proc/[0-9]*/ns/net || true # of which some end meanwhile
+    } 2>/dev/null | awk 'NF == 1 { ours[$1] } NF == 2 && $1 in ours { split($2, part, "/"); print part[3] }'
     for pid in "${!rank_of[@]}"; do
         ! kill -0 "$pid" 2>/dev/null || printf '%s\n' "$pid"
     done
@@ -206,10 +207,12 @@ signalled=
 status=0
 declare -A rank_of=() # by process
 trap remove EXIT
-trap 'signalled=INT' INT
-trap 'signalled=TERM' TERM HUP
+trap 'signalled=INT; exit' INT
+trap 'signalled=TERM; exit' TERM HUP
 build
 built=1
+trap 'signalled=INT' INT
+trap 'signalled=TERM' TERM HUP
 scratch=$(mktemp -d)
 for ((rank = 0; rank < hosts * starts; rank++)); do
     mkfifo "$scratch/$rank"
