@@ -163,11 +163,13 @@ def test_nothing_is_left_after_a_signal(tmp_path: Path, marker: str, case: str) 
 
 
 @needs_namespaces
+@pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_multinode_trains_over_two_hosts(tmp_path: Path, marker: str) -> None:
     """One torchrun on each, which finds its interface by itself: the host's name leads to neither of them."""
     command = [*("env", "-u", "GLOO_SOCKET_IFNAME", "-u", "NCCL_SOCKET_IFNAME", str(ROOT / "launch" / "multinode.sh"))]
     options = ["--nnodes", "2", "--", "--steps", "2", "--batch-size", "8", "--quiet", "--log-dir", str(tmp_path)]
-    status, out, err = finish(cluster(marker, "2", "1gbit", "--", *command, *options))
+    status, out, err = finish(cluster(marker, "2", "1gbit", "--", *command, *options), 280)
     assert status == 0, err
     summary = json.loads(out)
     assert (summary["world_size"], summary["steps"]) == (2, 2)
@@ -177,11 +179,12 @@ def test_multinode_trains_over_two_hosts(tmp_path: Path, marker: str) -> None:
 
 @needs_namespaces
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_torchrun_with_two_processes_on_each_of_two_hosts(tmp_path: Path, marker: str) -> None:
     options = ["--steps", "2", "--batch-size", "8", "--quiet", "--log-dir", str(tmp_path)]
     train = str(ROOT / "train.py")
     process = cluster(marker, "2", "1gbit", "--ranks-per-host", "2", "--torchrun", "--", train, *options)
-    status, out, err = finish(process)
+    status, out, err = finish(process, 280)
     assert status == 0, err
     assert json.loads(out)["world_size"] == 4
 
@@ -195,8 +198,7 @@ def test_dry_run_needs_no_root() -> None:
     assert all("tbf rate 2500000000bit burst 312500 limit " in line for line in limits)
     assert out.splitlines()[-1].endswith("WORLD_SIZE=2 LOCAL_RANK=0 LOCAL_WORLD_SIZE=1 GROUP_RANK=1 true a\\ b ")
     _, command, _ = dry_run(SCRIPT, "2", "1gbit", "--torchrun", "--dry-run", "--", str(ROOT / "train.py"), "--lr", "1")
-    assert command[-8:-4] == ["--job-id", command[-7], "--program", str(ROOT / "train.py")]
-    assert command[-3:] == ["--", "--lr", "1"]
+    assert command[-5:] == ["--program", str(ROOT / "train.py"), "--", "--lr", "1"]
 
 
 def test_without_root_the_remedy_is_named() -> None:

@@ -282,12 +282,22 @@ def test_help(script: str) -> None:
 # ---- runs
 
 
+def test_local_trains(tmp_path: Path) -> None:
+    run = start("local.sh", "--", *STEPS, "--log-dir", str(tmp_path), env=environment(OMP_NUM_THREADS="1"))
+    status, out, err = finish(run)
+    assert status == 0, err
+    summary = json.loads(out)  # nothing else is on stdout
+    assert (summary["task"], summary["world_size"], summary["steps"]) == ("digits", 2, 2)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_two_that_start_at_the_same_moment_both_train(tmp_path: Path) -> None:
     logs = [tmp_path / name for name in ("a", "b")]
     runs = [
         start("local.sh", "--", *STEPS, "--log-dir", str(log), env=environment(OMP_NUM_THREADS="1")) for log in logs
     ]
-    for status, out, err in [finish(run) for run in runs]:
+    for status, out, err in [finish(run, 140) for run in runs]:
         assert status == 0, err
         summary = json.loads(out)  # nothing else is on stdout
         assert (summary["task"], summary["world_size"], summary["steps"]) == ("digits", 2, 2)

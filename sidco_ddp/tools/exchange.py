@@ -166,6 +166,7 @@ def _timed_steps(model: _Gradients, case: Case, *, warmup: int, repeats: int, wo
     whole_seconds = step_seconds - backward
     columns = {
         "step_seconds": step_seconds,
+        "backward_seconds": backward,
         "whole_seconds": whole_seconds,
         "compress_seconds": compress,
         "rest_seconds": whole_seconds - compress,
