@@ -20,11 +20,14 @@ while (($#)); do
 done
 
 check_programs
-if command -v getent >/dev/null && ! getent ahosts localhost | grep -Eq '^(127\.|::1 )'; then
-    refuse "'localhost' is not this machine's loopback address; put '127.0.0.1 localhost' into /etc/hosts"
+if command -v getent >/dev/null; then
+    loopback=$(getent ahosts localhost || true)
+    [[ $loopback =~ ^(127\.|::1[[:space:]]) ]] ||
+        refuse "'localhost' is not this machine's loopback address; put '127.0.0.1 localhost' into /etc/hosts"
 fi
-if command -v ip >/dev/null && ! ip -o link show lo 2>/dev/null | grep -Eq '[<,]UP[,>]'; then
-    refuse "the loopback interface is down; bring it up: ip link set lo up"
+if command -v ip >/dev/null; then
+    loopback=$(ip -o link show lo 2>/dev/null || true)
+    [[ $loopback =~ [\<,]UP[,\>] ]] || refuse "the loopback interface is down; bring it up: ip link set lo up"
 fi
 settle_processes 2
 settle_threads
