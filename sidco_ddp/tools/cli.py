@@ -7,6 +7,7 @@ from typing import NoReturn
 
 from sidco_ddp import __version__
 from sidco_ddp.tools import bench, exchange
+from sidco_ddp.tools.report import command as report
 
 
 class Parser(argparse.ArgumentParser):
@@ -27,6 +28,7 @@ def make_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(title="commands", dest="command", required=True, metavar="COMMAND")
     bench.add_command(commands)
     exchange.add_command(commands)
+    report.add_command(commands)
     return parser
 
 

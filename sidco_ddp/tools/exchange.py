@@ -20,7 +20,8 @@ from sidco_ddp.tools.measure import summary
 from sidco_ddp.tools.sources import SOURCES
 from sidco_ddp.tools.table import aligned, milliseconds
 from sidco_ddp.training.distributed import World, find_world, process_group
-from sidco_ddp.training.options import BACKENDS, DEVICES, OptionError
+from sidco_ddp.training.errors import OptionError
+from sidco_ddp.training.options import BACKENDS, DEVICES
 
 FORMAT = 1  # of the JSON
 # Two layers of 1500 units over an embedding of 10,000 words, and a decoder: the paper's LSTM, in its parameters.
