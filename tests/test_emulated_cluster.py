@@ -13,34 +13,49 @@ import pytest
 from launching import ROOT, dry_run, environment, eventually, finish, marked, needs_namespaces, program, refusal, start
 
 SCRIPT = "emulated-cluster.sh"
+# All others send to rank 0 at the same time, and then it sends to all of them: its own link is the narrow place, once
+# in each direction. It prints both rates. The clock is that of the machine, the same for all.
 TRANSFER = """
-import os, socket, sys, time
+import os, socket, sys, threading, time
 
-TOTAL, CHUNK = int(sys.argv[1]), 1 << 16
+TOTAL, CHUNK = int(sys.argv[1]) >> 16 << 16, 1 << 16
 
 
 def send(peer):
     for _ in range(TOTAL // CHUNK):
         peer.sendall(bytes(CHUNK))
-    peer.recv(1)
 
 
-def receive(peer):
+def receive(peer, found):
     got = first = len(peer.recv(CHUNK))
     started = time.perf_counter()
-    while got < TOTAL // CHUNK * CHUNK:
+    while got < TOTAL:
         got += len(peer.recv(CHUNK))
-    elapsed = time.perf_counter() - started
-    peer.sendall(b"k")
-    return (got - first) * 8 / elapsed
+    found.append((got - first, started, time.perf_counter()))
 
 
-address = os.environ["MASTER_ADDR"], 5000
+def on_all(task, *arguments):
+    threads = [threading.Thread(target=task, args=(peer, *arguments)) for peer in peers]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def rate(found):
+    return sum(got for got, _, _ in found) * 8 / (max(end for _, _, end in found) - min(start for _, start, _ in found))
+
+
+address, found = (os.environ["MASTER_ADDR"], 5000), []
+others = int(os.environ["WORLD_SIZE"]) - 1
 if os.environ["RANK"] == "0":
-    peer, _ = socket.create_server(address).accept()
-    up = receive(peer)
-    send(peer)
-    print(up, float(peer.recv(100)))
+    server = socket.create_server(address)
+    peers = [server.accept()[0] for _ in range(others)]
+    for peer in peers:
+        peer.sendall(b"!")
+    on_all(receive, found)
+    on_all(send)
+    print(rate(found), rate([tuple(map(float, peer.recv(200).split())) for peer in peers]))
 else:
     while True:
         try:
@@ -48,8 +63,10 @@ else:
             break
         except ConnectionRefusedError:
             time.sleep(0.1)
+    peer.recv(1)
     send(peer)
-    peer.sendall(str(receive(peer)).encode())
+    receive(peer, found)
+    peer.sendall(" ".join(map(str, found[0])).encode())
 """
 
 
@@ -85,7 +102,7 @@ def test_a_link_has_the_rate_asked_for_in_both_directions(
     tmp_path: Path, marker: str, rate: str, mebibytes: int
 ) -> None:
     transfer = program(tmp_path, "transfer.py", TRANSFER)
-    process = cluster(marker, "2", rate, "--", sys.executable, str(transfer), str(mebibytes << 20))
+    process = cluster(marker, "3", rate, "--", sys.executable, str(transfer), str(mebibytes << 19))
     status, out, err = finish(process)
     assert status == 0, err
     asked = {"100mbit": 1e8, "1gbit": 1e9}[rate]
