@@ -74,6 +74,19 @@ def test_without_none_there_is_no_speedup(capsys):
     assert all(line.split()[-1] == "-" for line in capsys.readouterr().out.splitlines()[3:])
 
 
+def test_each_timed_step_has_its_like_without_an_exchange(monkeypatch, capsys):
+    exchanged = []
+    original = exchange._timed_backward
+
+    def watched(replica, step, world):
+        exchanged.append(replica.require_backward_grad_sync)
+        return original(replica, step, world)
+
+    monkeypatch.setattr(exchange, "_timed_backward", watched)
+    assert main([*QUICK, "--compressors", "none"]) == 0
+    assert exchanged == [True, True] + [False, True] * 5, "two steps for DDP's buckets, two of warm-up, three timed"
+
+
 def test_the_lstm_is_the_papers():
     assert sum(exchange.LSTM) == SHAPES["lstm"]
 
