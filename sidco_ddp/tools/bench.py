@@ -3,7 +3,7 @@
 import argparse
 import importlib.util
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +11,12 @@ import torch
 
 from sidco_ddp import COMPRESSORS, make_compressor
 from sidco_ddp.tools import environment, memory
+from sidco_ddp.tools.arguments import count, file, listed, one_of, ratio, size
 from sidco_ddp.tools.measure import Case, run_case
 from sidco_ddp.tools.sources import SHAPES, SOURCES
 from sidco_ddp.tools.table import render
 
 FORMAT = 1  # of the JSON
-SUFFIXES = {"k": 1e3, "M": 1e6, "G": 1e9}
 SPARSE = [name for name in COMPRESSORS if make_compressor(name).sparse]
 
 
@@ -29,20 +29,18 @@ def add_command(commands: "argparse._SubParsersAction[Any]") -> None:
         "Lists are separated by commas.",
     )
     option = parser.add_argument
-    sizes = _listed(_size)
+    sizes = listed(size)
     option("--sizes", type=sizes, metavar="N,...", help="elements: 26000000, 26M (default: 0.26M,2.6M,26M)")
-    option("--shape", type=_listed(_one_of(SHAPES)), default=[], metavar="MODEL,...", help=", ".join(SHAPES))
-    option("--source", type=_listed(_one_of(SOURCES)), default=["laplace"], metavar="NAME,...", help=", ".join(SOURCES))
-    option(
-        "--ratios", type=_listed(_ratio), default=[0.1, 0.01, 0.001], metavar="R,...", help="default: 0.1,0.01,0.001"
-    )
-    option("--compressors", type=_listed(_one_of(COMPRESSORS)), default=SPARSE, metavar="NAME,...", help=_names())
-    option("--devices", type=_listed(_device), metavar="NAME,...", help="cpu, cuda (default: all that there are)")
-    option("--threads", type=_count(1), default=1, metavar="N", help="CPU threads (default: 1)")
-    option("--repeats", type=_count(1), default=15, metavar="N", help="timed steps of each compressor (default: 15)")
-    option("--warmup", type=_count(1), default=10, metavar="N", help="steps before these (default: 10)")
-    option("--seed", type=_count(0), default=0, metavar="N", help="of the gradients (default: 0)")
-    option("--json", type=_file, metavar="FILE", help="write everything that was measured")
+    option("--shape", type=listed(one_of(SHAPES)), default=[], metavar="MODEL,...", help=", ".join(SHAPES))
+    option("--source", type=listed(one_of(SOURCES)), default=["laplace"], metavar="NAME,...", help=", ".join(SOURCES))
+    option("--ratios", type=listed(ratio), default=[0.1, 0.01, 0.001], metavar="R,...", help="default: 0.1,0.01,0.001")
+    option("--compressors", type=listed(one_of(COMPRESSORS)), default=SPARSE, metavar="NAME,...", help=_names())
+    option("--devices", type=listed(_device), metavar="NAME,...", help="cpu, cuda (default: all that there are)")
+    option("--threads", type=count(1), default=1, metavar="N", help="CPU threads (default: 1)")
+    option("--repeats", type=count(1), default=15, metavar="N", help="timed steps of each compressor (default: 15)")
+    option("--warmup", type=count(1), default=10, metavar="N", help="steps before these (default: 10)")
+    option("--seed", type=count(0), default=0, metavar="N", help="of the gradients (default: 0)")
+    option("--json", type=file, metavar="FILE", help="write everything that was measured")
     option("--png", type=_picture, metavar="FILE", help="draw speed-up, time and count (needs matplotlib)")
     parser.set_defaults(run=lambda options: run(options, parser))
 
@@ -77,13 +75,13 @@ def run(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
 
 
 def _cases(options: argparse.Namespace) -> Iterator[Case]:
-    sizes = options.sizes or ([] if options.shape else [_size("0.26M"), _size("2.6M"), _size("26M")])
+    sizes = options.sizes or ([] if options.shape else [size("0.26M"), size("2.6M"), size("26M")])
     vectors = sizes + [(name, SHAPES[name]) for name in options.shape]
     for device in options.devices or ["cpu"] + ["cuda"] * torch.cuda.is_available():
         for label, elements in vectors:
             for source in options.source:
-                for ratio in options.ratios:
-                    yield Case(device, label, elements, source, ratio)
+                for kept in options.ratios:
+                    yield Case(device, label, elements, source, kept)
 
 
 def _check_memory(case: Case, num_compressors: int, parser: argparse.ArgumentParser) -> None:
@@ -96,48 +94,6 @@ def _check_memory(case: Case, num_compressors: int, parser: argparse.ArgumentPar
         )
 
 
-def _listed(item: Callable[[str], Any]) -> Callable[[str], list[Any]]:
-    """A type of option: items separated by commas."""
-    return lambda text: [item(part.strip()) for part in text.split(",")]
-
-
-def _one_of(names: Any) -> Callable[[str], str]:
-    def check(text: str) -> str:
-        if text not in names:
-            raise argparse.ArgumentTypeError(f"{text!r} is none of {', '.join(names)}")
-        return text
-
-    return check
-
-
-def _size(text: str) -> tuple[str, int]:
-    """A label and a number of elements."""
-    digits, factor = (text[:-1], SUFFIXES[text[-1]]) if text[-1:] in SUFFIXES else (text, 1.0)
-    try:
-        elements = round(float(digits) * factor)
-    except (ValueError, OverflowError):
-        elements = 0
-    if elements < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of elements; write 26000000, 260k or 26M")
-    return text, elements
-
-
-def _ratio(text: str) -> float:
-    try:
-        return make_compressor("topk", ratio=float(text)).ratio
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number in (0, 1]; write 0.001") from None
-
-
-def _count(least: int) -> Callable[[str], int]:
-    def check(text: str) -> int:
-        if not text.isdecimal() or int(text) < least:
-            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least {least}")
-        return int(text)
-
-    return check
-
-
 def _device(text: str) -> str:
     if text not in ("cpu", "cuda"):
         raise argparse.ArgumentTypeError(f"{text!r} is none of cpu, cuda")
@@ -146,17 +102,10 @@ def _device(text: str) -> str:
     return text
 
 
-def _file(text: str) -> Path:
-    path = Path(text)
-    if not path.name or not path.parent.is_dir():
-        raise argparse.ArgumentTypeError(f"{text!r} is in no existing folder; make {str(path.parent)!r} first")
-    return path
-
-
 def _picture(text: str) -> Path:
     if importlib.util.find_spec("matplotlib") is None:
         raise argparse.ArgumentTypeError("matplotlib is missing; pip install 'sidco_ddp[bench]', or leave --png out")
-    return _file(text)
+    return file(text)
 
 
 def _names() -> str:

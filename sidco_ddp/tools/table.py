@@ -20,7 +20,7 @@ def table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Columns as wide as they need, the first to the left and the others to the right, under a rule."""
     rows = [headings, *rows]
     widths = [max(len(row[column]) for row in rows) for column in range(len(headings))]
-    lines = ["  ".join(_aligned(row, widths)).rstrip() for row in rows]
+    lines = ["  ".join(aligned(row, widths)).rstrip() for row in rows]
     return "\n".join([lines[0], "-" * max(map(len, lines)), *lines[1:]])
 
 
@@ -53,6 +53,7 @@ def _row(result: dict[str, Any], elements: int) -> tuple[str, ...]:
     )
 
 
-def _aligned(row: Sequence[str], widths: Sequence[int]) -> list[str]:
+def aligned(row: Sequence[str], widths: Sequence[int]) -> list[str]:
+    """Cells padded to these widths, the first on the left."""
     first, *others = zip(row, widths, strict=True)
     return [first[0].ljust(first[1]), *(cell.rjust(width) for cell, width in others)]
