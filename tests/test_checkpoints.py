@@ -8,6 +8,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from sidco_ddp import SIDCoState
 from sidco_ddp.redistribute import redistribute, sources
 from sidco_ddp.training.checkpoints.directory import CheckpointError, Directory, Manifest, read_manifest
 from sidco_ddp.training.errors import OptionError, RunError
+from sidco_ddp.training.rendezvous import fresh_store
 from sidco_ddp.training.replicas import check_replicas, checksums
 from sidco_ddp.training.resume import random_state, set_random_state
 
@@ -524,3 +526,35 @@ def check_ratio(rank: int, world_size: int) -> tuple[float, float, list[Any]]:
     with pytest.raises(ValueError, match="ratio"):
         state.ratio = 2.0
     return norm, kept, learnt
+
+
+# ---- a store that outlives the ranks
+
+
+def test_what_an_earlier_attempt_left_in_the_store_is_not_read() -> None:
+    """The order that made ranks wait for dead peers: a rank comes before rank 0 of its own attempt."""
+    import threading
+
+    store = torch.distributed.HashStore()
+    for attempt in range(3):
+        seen: dict[int, bytes] = {}
+
+        def meet(rank: int, late: float, attempt: int = attempt, seen: dict[int, bytes] = seen) -> None:
+            time.sleep(late)
+            own = fresh_store(store, rank, 3)
+            own.set(f"address/{rank}", str(attempt))
+            seen[rank] = own.get(f"address/{(rank + 1) % 3}")
+
+        threads = [threading.Thread(target=meet, args=(rank, 0.2 * (rank == 0))) for rank in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(timeout=20)
+        assert seen == dict.fromkeys(range(3), str(attempt).encode())
+
+
+def test_a_rank_that_does_not_come_is_waited_for_so_long_and_no_longer() -> None:
+    store = torch.distributed.HashStore()
+    for rank in range(2):
+        with pytest.raises(TimeoutError, match="did not come within the time"):
+            fresh_store(store, rank, 3, timedelta(seconds=0.2))

@@ -10,7 +10,7 @@ import pytest
 PACKAGE = Path(__file__).parent.parent / "sidco_ddp"
 ROWS = [
     {"indexing"},
-    {"distributions", "layout", "options", "owner", "stats", "checkpoint", "workloads", "kernels"},
+    {"distributions", "layout", "options", "owner", "stats", "checkpoint", "redistribute", "workloads", "kernels"},
     {"search", "payload", "target"},
     {"threshold"},
     {"compressors", "feedback", "wire", "transport"},

@@ -16,6 +16,7 @@ from torch import nn
 from torch.distributed.rendezvous import rendezvous
 
 from sidco_ddp.training.errors import OptionError
+from sidco_ddp.training.rendezvous import fresh_store
 
 _LAUNCHER_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 T = TypeVar("T")
@@ -77,6 +78,7 @@ def process_group(world: World, timeout: timedelta | None = None) -> Iterator[di
         torch.cuda.set_device(world.device)
     if world.launched:
         store, _, _ = next(rendezvous("env://", world.rank, world.world_size))
+        store = fresh_store(store, world.rank, world.world_size)
     else:  # there is no address to meet at, nor anyone to meet
         store = dist.HashStore()  # type: ignore[attr-defined]
     dist.init_process_group(
