@@ -203,8 +203,7 @@ def test_test_images_are_the_centre_and_normalised(tmp_path: Path) -> None:
 
 
 @few_cores
-@pytest.mark.parametrize("workers", [0, 1])
-@pytest.mark.parametrize("world_size", [1, 3, 13])
+@pytest.mark.parametrize(("world_size", "workers"), [(1, 0), (3, 0), (13, 0), (3, 1)])
 def test_every_test_image_is_counted_once(pictures: Path, world_size: int, workers: int) -> None:
     """A model that always says "dog" is right on the dogs: 3 of 11, over shards that are uneven, or empty."""
 
@@ -217,8 +216,6 @@ def test_every_test_image_is_counted_once(pictures: Path, world_size: int, worke
             assert not self.training
             return self.scores.expand(len(images), 3)
 
-    if workers and world_size == 13:
-        pytest.skip("as many processes, and nothing new")
     task = make(pictures, workers=workers)
     sums = torch.stack([task.evaluate(AlwaysDog(), Shard(rank, world_size)) for rank in range(world_size)])
     assert sums.sum(dim=0).tolist() == [3, 11]
@@ -350,7 +347,7 @@ def test_the_slice_is_complete(imagenette: Path) -> None:
 
 
 def test_a_narrow_network_learns_the_slice(imagenette: Path) -> None:
-    """Two classes that differ, in a few epochs: a check of images against labels, not of the recipe."""
+    """Above chance after a few epochs on a fifth of it: a check of images against labels, not of the recipe."""
     task = make(imagenette, train_samples="200", test_samples="100")
     torch.manual_seed(0)
     model = resnet50(10, 8)
