@@ -346,15 +346,17 @@ def test_the_slice_is_complete(imagenette: Path) -> None:
     assert np.bincount(task.test.labels).tolist() == [25] * 10
 
 
-def test_a_narrow_network_learns_the_slice(imagenette: Path) -> None:
-    """Above chance after a few epochs on a fifth of it: a check of images against labels, not of the recipe."""
-    task = make(imagenette, train_samples="200", test_samples="100")
-    torch.manual_seed(0)
-    model = resnet50(10, 8)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, nesterov=True)
-    for epoch in range(8):
-        for batch in batches(task, Shard(), 20, epoch=epoch):
-            optimizer.zero_grad()
-            task.loss(model, batch).backward()
-            optimizer.step()
-    assert task.metrics(task.evaluate(model, Shard()))["accuracy"] > 0.15
+def test_the_slices_images_have_their_labels(imagenette: Path) -> None:
+    """Least squares on 4 x 4 coarse colours is well above chance, as it is not where labels are mixed up."""
+    task = make(imagenette, least_area="1.0")
+
+    def colours(batches: Iterator[Batch]) -> tuple[Tensor, Tensor]:
+        images, labels = map(torch.cat, zip(*batches, strict=True))
+        coarse = nn.functional.adaptive_avg_pool2d(task.model_input(images), 4).flatten(1)
+        return torch.cat([coarse, torch.ones(len(coarse), 1)], dim=1), labels
+
+    inputs, labels = colours(task.batches(seed=0, epoch=0, shard=Shard(), batch_size=100))
+    weights = torch.linalg.lstsq(inputs, nn.functional.one_hot(labels, 10).float()).solution
+    inputs, labels = colours(task.test_batches(Shard()))
+    accuracy = ((inputs @ weights).argmax(dim=1) == labels).float().mean().item()
+    assert accuracy > 0.2
