@@ -100,6 +100,16 @@ def test_the_narrow_networks_are_the_published_ones_made_narrower(
     assert sum(map(math.prod, narrow)) < sum(map(math.prod, full)) / 10
 
 
+def test_the_narrow_resnet_computes_what_the_published_one_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    full = resnet50(10).eval()
+    monkeypatch.setattr(sys.modules[resnet50.__module__], "FULL_WIDTH", -1)
+    ours = resnet50(10, 64).eval()
+    weights = full.state_dict().values()  # in the same order, by other names
+    ours.load_state_dict(dict(zip(ours.state_dict(), weights, strict=True)))
+    images = torch.rand(2, 3, 64, 64)
+    assert torch.allclose(ours(images), full(images), atol=1e-4)
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_random_data_needs_no_files(name: str, tmp_path: Path) -> None:
     task = make_task(name, "small", {"image_size": "32"}, DataSource(data_dir=tmp_path / "none", synthetic=True))
