@@ -14,8 +14,8 @@ from typing import Any
 
 from sidco_ddp.training.console import configure_logging, kept_stdout, refusals
 from sidco_ddp.training.distributed import World, find_world, process_group
-from sidco_ddp.training.interrupt import STATUS, Interrupt
-from sidco_ddp.training.job import build_task, build_trainer, describe_run, list_tasks, plan_of
+from sidco_ddp.training.interrupt import Interrupt
+from sidco_ddp.training.job import build_task, build_trainer, checkpoint_directory, describe_run, list_tasks, plan_of
 from sidco_ddp.training.options import Options, parse_arguments
 from sidco_ddp.training.progress import make_progress
 from sidco_ddp.training.record import run_record, to_json
@@ -33,15 +33,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 return 0
             configure_logging(logging.INFO if world.is_main and not options.quiet else logging.WARNING)
             with kept_stdout() as stdout:
-                with process_group(world) as store, refusals("train.py", store):
+                with process_group(world, options.patience) as store, refusals("train.py", store):
                     summary = run(options, world, interrupt)
                 if world.is_main:
                     print(to_json(summary), file=stdout, flush=True)
         except BaseException:
-            # Whatever else goes wrong after Ctrl-C does so because the other ranks are leaving as well.
+            # Whatever else goes wrong after a signal does so because the other ranks are leaving as well.
             if not interrupt.requested:
                 raise
-            return STATUS
+            return interrupt.status
     return 0
 
 
@@ -52,10 +52,20 @@ def run(options: Options, world: World, interrupt: Interrupt) -> dict[str, Any]:
     asked = {"task": options.task, "compressor": options.compressor, "ratio": options.ratio}
     label = f"{options.task}-{options.compressor}-{options.ratio:g}"
     with (
+        checkpoint_directory(options, world) as directory,
         run_record(options.log_dir, label, describe_run(options, task, plan, world), world) as record,
         closing(make_progress(plan.total_steps)) as progress,
     ):
-        trainer = build_trainer(options, task, plan, world, record=record, progress=progress, interrupt=interrupt)
+        trainer = build_trainer(
+            options,
+            task,
+            plan,
+            world,
+            directory=directory,
+            record=record,
+            progress=progress,
+            interrupt=interrupt,
+        )
         facts = {"scale": options.scale, "seed": options.seed, "higher_is_better": task.higher_is_better}
         summary = {**asked, "world_size": world.world_size, **trainer.run(), **facts}
         if record is not None:

@@ -2,7 +2,6 @@
 
 import fcntl
 import importlib.util
-import json
 import math
 import os
 import pty
@@ -21,22 +20,20 @@ from typing import Any
 
 import pytest
 import torch
+from runs import LAUNCHER_VARIABLES, ROOT, TORCHRUN, environment, finish, lines, only_folder, start, strict
 from torch.nn.parallel import DistributedDataParallel
 
 from sidco_ddp import COMPRESSORS
 from sidco_ddp.training.distributed import World, find_world, process_group
 from sidco_ddp.training.errors import OptionError
+from sidco_ddp.training.evaluation import evaluate as evaluate_all
 from sidco_ddp.training.interrupt import Interrupt
-from sidco_ddp.training.job import make_plan
-from sidco_ddp.training.loop import Trainer
 from sidco_ddp.training.options import parse_arguments
+from sidco_ddp.training.plan import make_plan
 from sidco_ddp.training.record import RunRecord, _make_folder, to_json
 from sidco_ddp.training.summary import Totals, compression_metrics
 from sidco_ddp.workloads import TASKS, Shard, make_task
 
-ROOT = Path(__file__).resolve().parent.parent
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-LAUNCHER_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 SUMMARY_KEYS = [
     *("task", "compressor", "ratio", "world_size", "steps", "epochs", "train_loss", "metric_name", "metric"),
     *("khat_over_k_mean", "khat_over_k_min", "khat_over_k_max", "bytes_sent_per_step", "dense_bytes_per_step"),
@@ -47,43 +44,6 @@ STEP_KEYS = {
     *("step", "epoch", "loss", "lr", "raw_khat_over_k", "khat_over_k", "stages", "bytes_sent", "dense_bytes"),
     *("compress_seconds", "exchange_seconds", "step_seconds"),
 }
-
-
-def environment() -> dict[str, str]:
-    clean = {name: value for name, value in os.environ.items() if name not in LAUNCHER_VARIABLES}
-    return {**clean, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-
-
-def start(*arguments: str, launcher: list[str] | None = None, **options: Any) -> "subprocess.Popen[str]":
-    command = [*(launcher or [sys.executable]), str(ROOT / "train.py"), *arguments]
-    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    return subprocess.Popen(command, env=environment(), text=True, start_new_session=True, **{**streams, **options})
-
-
-def finish(process: "subprocess.Popen[str]", timeout: float = 60.0) -> tuple[int, str, str]:
-    try:
-        out, err = process.communicate(timeout=timeout)
-    except BaseException:
-        os.killpg(process.pid, signal.SIGKILL)  # the launcher and its workers: start() gave them a group of their own
-        process.communicate()
-        raise
-    return process.returncode, out, err
-
-
-def strict(line: str) -> Any:
-    def refuse(constant: str) -> None:
-        raise AssertionError(f"{constant} is not JSON")
-
-    return json.loads(line, parse_constant=refuse)
-
-
-def lines(path: Path) -> list[dict[str, Any]]:
-    return [strict(line) for line in path.read_text().splitlines()]
-
-
-def only_folder(log_dir: Path) -> Path:
-    (folder,) = log_dir.iterdir()
-    return folder
 
 
 @pytest.fixture(scope="module")
@@ -444,16 +404,9 @@ def evaluate(rank: int, world_size: int) -> tuple[dict[str, Any], dict[str, Any]
     for module in model.modules():
         if isinstance(module, torch.nn.BatchNorm2d):
             module.running_mean.add_(rank)  # as after a step: the ranks have seen different batches
-    unused = ("state", "optimizer", "schedule", "plan", "ratio", "ratio_warmup_epochs", "seed", "record", "progress")
-    trainer = Trainer(
-        task=task,
-        model=replica,
-        world=World(rank, world_size, True, torch.device("cpu"), "gloo"),
-        totals=Totals(epoch_loss=(rank + 1.0) ** 2, epoch_steps=rank + 1),
-        interrupt=Interrupt(),
-        **dict.fromkeys(unused),
-    )
-    return trainer._evaluate(), {"metric": alone["accuracy"], "metrics": alone, "metric_name": "accuracy"}
+    totals = Totals(epoch_loss=(rank + 1.0) ** 2, epoch_steps=rank + 1)
+    together = evaluate_all(task, replica.module, totals, World(rank, world_size, True, torch.device("cpu"), "gloo"))
+    return together, {"metric": alone["accuracy"], "metrics": alone, "metric_name": "accuracy"}
 
 
 def test_evaluation_is_of_the_main_ranks_model_on_each_test_sample_once(worlds: Any) -> None:

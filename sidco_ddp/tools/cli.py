@@ -7,6 +7,7 @@ from typing import NoReturn
 
 from sidco_ddp import __version__
 from sidco_ddp.tools import bench
+from sidco_ddp.tools.report import command as report
 
 
 class Parser(argparse.ArgumentParser):
@@ -26,6 +27,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"sidco_ddp {__version__}")
     commands = parser.add_subparsers(title="commands", dest="command", required=True, metavar="COMMAND")
     bench.add_command(commands)
+    report.add_command(commands)
     return parser
 
 

@@ -102,7 +102,7 @@ def _draw_speedup(axis: Axes, cases: Sequence[dict[str, Any]], names: Sequence[s
 
     _grouped(axis, cases, names, values)
     axis.axhline(1.0, color="black", linewidth=0.8)
-    _logarithmic(axis)
+    logarithmic(axis)
 
 
 def _draw_time(axis: Axes, cases: Sequence[dict[str, Any]], names: Sequence[str]) -> None:
@@ -116,7 +116,7 @@ def _draw_time(axis: Axes, cases: Sequence[dict[str, Any]], names: Sequence[str]
     for group, case in enumerate(cases):
         floor = case["floor_seconds"]["median"] * 1e3
         axis.plot([group - 0.44, group + 0.44], [floor, floor], color="black", linestyle="--", linewidth=1.2)
-    _logarithmic(axis)
+    logarithmic(axis)
 
 
 def _draw_count(axis: Axes, cases: Sequence[dict[str, Any]], names: Sequence[str]) -> None:
@@ -129,12 +129,12 @@ def _draw_count(axis: Axes, cases: Sequence[dict[str, Any]], names: Sequence[str
     axis.axhspan(1.0 - TOLERANCE, 1.0 + TOLERANCE, color=BAND, zorder=0)
     axis.axhline(1.0, color="black", linewidth=0.8, zorder=1)
     _grouped(axis, cases, names, values, dots=True)
-    _logarithmic(axis)
+    logarithmic(axis)
     low, high = axis.get_ylim()
     axis.set_ylim(min(low, 0.45), max(high, 2.2))
 
 
-def _logarithmic(axis: Axes) -> None:
+def logarithmic(axis: Axes) -> None:
     """A logarithmic axis with plain numbers."""
     axis.set_yscale("log")
     axis.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))

@@ -1,5 +1,6 @@
 """Measurements as text."""
 
+from collections.abc import Sequence
 from typing import Any
 
 HEADINGS = ("compressor", "x topk", "ms", "q1 .. q3", "ns/elem", "x floor", "k̂/k", "min .. max", "held", "scratch")
@@ -12,10 +13,15 @@ def render(case: dict[str, Any]) -> str:
         f"{case['device']}, {case['label']} = {case['elements']:,} elements, {case['source']}, "
         f"ratio {case['ratio']:g}, k = {case['k']:,}; floor {milliseconds(floor['median'])} ms"
     )
-    rows = [HEADINGS, *(_row(result, case["elements"]) for result in case["results"])]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(HEADINGS))]
+    return f"{title}\n{table(HEADINGS, [_row(result, case['elements']) for result in case['results']])}"
+
+
+def table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Columns as wide as they need, the first to the left and the others to the right, under a rule."""
+    rows = [headings, *rows]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(headings))]
     lines = ["  ".join(_aligned(row, widths)).rstrip() for row in rows]
-    return "\n".join([title, lines[0], "-" * max(map(len, lines)), *lines[1:]])
+    return "\n".join([lines[0], "-" * max(map(len, lines)), *lines[1:]])
 
 
 def milliseconds(seconds: float) -> str:
@@ -47,6 +53,6 @@ def _row(result: dict[str, Any], elements: int) -> tuple[str, ...]:
     )
 
 
-def _aligned(row: tuple[str, ...], widths: list[int]) -> list[str]:
+def _aligned(row: Sequence[str], widths: Sequence[int]) -> list[str]:
     first, *others = zip(row, widths, strict=True)
     return [first[0].ljust(first[1]), *(cell.rjust(width) for cell, width in others)]

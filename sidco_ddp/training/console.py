@@ -10,10 +10,11 @@ from typing import TextIO
 from torch.distributed import Store  # type: ignore[attr-defined]
 
 from sidco_ddp.training.distributed import find_rank, leave_together
-from sidco_ddp.training.errors import OptionError
+from sidco_ddp.training.errors import OptionError, RunError
 from sidco_ddp.workloads import DataError
 
 REFUSED = 2  # the exit status of a request that cannot be met, as argparse has it
+FAILED = 1
 _NOTE = "sidco_ddp/data_error"
 
 
@@ -45,9 +46,9 @@ def configure_logging(level: int) -> None:
 def refusals(program: str, store: Store | None = None) -> Iterator[None]:
     """Turn what cannot be done into one line on stderr and exit status 2, on all ranks.
 
-    An `OptionError` must come up on all ranks alike. A `DataError` may meet one rank alone, amid training: that rank
-    leaves a note in the `store` of the process group, and the exchange, which then fails on the others, is not what
-    they report.
+    An `OptionError`, or a `RunError` with status 1, must come up on all ranks alike. A `DataError` may meet one rank
+    alone, amid training: that rank leaves a note in the `store` of the process group, and the exchange, which then
+    fails on the others, is not what they report.
     """
     try:
         yield
@@ -61,6 +62,11 @@ def refusals(program: str, store: Store | None = None) -> Iterator[None]:
             store.set(_NOTE, str(error))
         sys.stderr.write(f"{program}: error: {error}\n")
         raise SystemExit(REFUSED) from None
+    except RunError as error:
+        if _is_main():
+            sys.stderr.write(f"{program}: error: {error}\n")
+        leave_together()
+        raise SystemExit(FAILED) from None
     except Exception:
         if store is None or not _has_note(store):
             raise

@@ -68,8 +68,11 @@ def find_world(device: str, backend: str, environment: Mapping[str, str] = os.en
 
 
 @contextmanager
-def process_group(world: World) -> Iterator[dist.Store]:  # type: ignore[name-defined]
-    """The default process group, from entry to exit; gives the store that its ranks share."""
+def process_group(world: World, timeout: timedelta | None = None) -> Iterator[dist.Store]:  # type: ignore[name-defined]
+    """The default process group, from entry to exit; gives the store that its ranks share.
+
+    An exchange that takes longer than `timeout`, by default torch's, raises on the ranks that wait for it.
+    """
     if world.device.type == "cuda":
         torch.cuda.set_device(world.device)
     if world.launched:
@@ -81,6 +84,7 @@ def process_group(world: World) -> Iterator[dist.Store]:  # type: ignore[name-de
         store=store,
         rank=world.rank,
         world_size=world.world_size,
+        timeout=timeout,
         device_id=world.device if world.backend == "nccl" else None,
     )
     try:

@@ -1,22 +1,28 @@
 """From what was asked for to what does it: the task, the plan and the trainer."""
 
-import math
 import platform
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
 import sidco_ddp
+from sidco_ddp.training.checkpoints import Checkpoints, Directory, load_latest, load_path
+from sidco_ddp.training.checkpoints.reader import Loaded
 from sidco_ddp.training.distributed import World, together
 from sidco_ddp.training.errors import OptionError
 from sidco_ddp.training.interrupt import Interrupt
-from sidco_ddp.training.loop import Plan, Trainer
+from sidco_ddp.training.loop import Trainer
 from sidco_ddp.training.optimizers import OPTIMIZERS
 from sidco_ddp.training.options import Options
+from sidco_ddp.training.plan import Plan, make_plan
 from sidco_ddp.training.progress import Progress
 from sidco_ddp.training.record import RunRecord
+from sidco_ddp.training.resume import fingerprint, restore, seed_rank, settle_buckets
 from sidco_ddp.training.schedules import Schedule
 from sidco_ddp.workloads import SCALES, TASKS, Task, make_task
 
@@ -51,19 +57,6 @@ def build_task(options: Options, world: World) -> Task:
     return task
 
 
-def make_plan(
-    *, num_samples: int, global_batch: int, epochs: int, steps: int | None, is_fixed: bool, target: float | None = None
-) -> Plan:
-    """Settle the length of a run: its epochs, or, unless these are fixed, as many as `steps` needs, cut at `steps`."""
-    steps_per_epoch = num_samples // global_batch
-    if not is_fixed:
-        epochs = max(epochs, math.ceil((steps or 0) / steps_per_epoch))
-    all_steps = epochs * steps_per_epoch
-    return Plan(
-        epochs=epochs, steps_per_epoch=steps_per_epoch, total_steps=min(all_steps, steps or all_steps), target=target
-    )
-
-
 def plan_of(options: Options, task: Task, world: World) -> Plan:
     """The plan of a task's run on this many ranks."""
     return make_plan(
@@ -88,7 +81,38 @@ def describe_run(options: Options, task: Task, plan: Plan, world: World) -> dict
     versions = {"python": platform.python_version(), "torch": torch.__version__, "sidco_ddp": sidco_ddp.__version__}
     top = {name: recipe[name] for name in ("batch_size", "lr", "optimizer")}
     task_facts = {"metric_name": task.metric_name, "higher_is_better": task.higher_is_better}
-    return {**asdict(options), **top, **asdict(plan), "recipe": recipe, **task_facts, **place, "versions": versions}
+    return {
+        **asdict(options),
+        **top,
+        **asdict(plan),
+        "total_steps": plan.total_steps,
+        "recipe": recipe,
+        **task_facts,
+        **place,
+        "versions": versions,
+    }
+
+
+@contextmanager
+def checkpoint_directory(options: Options, world: World) -> Iterator[Directory | None]:
+    """The run's checkpoint folder, which no other run can have, from entry to exit; None where none is asked for.
+
+    Raises:
+        OptionError: on all ranks, if it cannot be had, or is not the same on all ranks.
+    """
+    if options.checkpoint_dir is None:
+        yield None
+        return
+    directory = Directory(options.checkpoint_dir)
+    try:
+        together(directory.open if world.is_main else _nothing, world)
+        together(directory.check_is_shared, world)
+    except OptionError as error:
+        raise OptionError(f"argument --checkpoint-dir: {error}") from error
+    try:
+        yield directory
+    finally:
+        directory.close()
 
 
 def build_trainer(
@@ -97,16 +121,35 @@ def build_trainer(
     plan: Plan,
     world: World,
     *,
+    directory: Directory | None,
     record: RunRecord | None,
     progress: Progress,
     interrupt: Interrupt,
 ) -> Trainer:
-    """Model, hook, optimizer and schedule, ready to run."""
+    """Model, hook, optimizer and schedule, as they were in the checkpoint if there is one to go on from."""
     torch.manual_seed(options.seed)
+    module = task.make_model().to(world.device)
+    identity = {
+        "task": options.task,
+        "scale": options.scale,
+        "model": fingerprint(module),
+        "samples": str(task.num_train_samples),
+        "compressor": options.compressor,
+        "ratio": f"{options.ratio:g}",
+        "seed": str(options.seed),
+    }
+    loaded = _find_checkpoint(options, directory, identity, world)
     # Every forward copies the main rank's buffers, as is DDP's default: its running statistics are the run's.
-    model = DistributedDataParallel(task.make_model().to(world.device), bucket_cap_mb=options.bucket_cap_mb)
+    model = DistributedDataParallel(module, bucket_cap_mb=options.bucket_cap_mb)
+    if loaded is not None:
+        settle_buckets(model, task, world, options.seed)
     optimizer = OPTIMIZERS[task.recipe.optimizer](model.parameters(), task.recipe)
-    return Trainer(
+    seed_rank(options.seed, world)
+    checkpoints = None
+    if directory is not None:
+        every, keep = options.checkpoint_every, options.keep
+        checkpoints = Checkpoints(directory, keep=keep, identity=identity, every=every, world=world)
+    trainer = Trainer(
         task=task,
         model=model,
         state=sidco_ddp.attach(model, options.compressor, ratio=options.ratio, dense_steps=options.dense_steps),
@@ -126,7 +169,30 @@ def build_trainer(
         record=record,
         progress=progress,
         interrupt=interrupt,
+        checkpoints=checkpoints,
+        check_replicas_every=options.check_replicas,
     )
+    if loaded is not None:
+        restore(trainer, loaded)
+        if directory is not None and checkpoints is not None:
+            checkpoints.resumed(trainer.totals.steps, in_place=loaded.path.parent == directory.path)
+        progress.resume(trainer.totals.steps)
+    return trainer
+
+
+def _find_checkpoint(
+    options: Options, directory: Directory | None, identity: Mapping[str, str], world: World
+) -> Loaded | None:
+    if options.resume is None:
+        return None
+    if options.resume == "auto":
+        assert directory is not None  # the options were checked
+        return load_latest(directory, identity, world)
+    return load_path(Path(options.resume), identity, world)
+
+
+def _nothing() -> None:
+    pass
 
 
 def list_tasks() -> str:

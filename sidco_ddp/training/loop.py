@@ -3,7 +3,8 @@
 import logging
 import math
 import time
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -11,26 +12,22 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grad_norm_
 
 from sidco_ddp import SIDCoState
-from sidco_ddp.training.distributed import World, copy_buffers_from_main, total
-from sidco_ddp.training.errors import OptionError
+from sidco_ddp.training.checkpoints import Checkpoints
+from sidco_ddp.training.consensus import Consensus, Decision
+from sidco_ddp.training.distributed import World
+from sidco_ddp.training.errors import RunError
+from sidco_ddp.training.evaluation import evaluate, meets_target, refuse_a_target_that_is_met
 from sidco_ddp.training.interrupt import Interrupt
+from sidco_ddp.training.plan import Plan
 from sidco_ddp.training.progress import Progress
 from sidco_ddp.training.record import RunRecord
+from sidco_ddp.training.replicas import check_replicas
+from sidco_ddp.training.resume import snapshot
 from sidco_ddp.training.schedules import Schedule, warmup_ratio
 from sidco_ddp.training.summary import Totals, compression_metrics
 from sidco_ddp.workloads import Batch, Shard, Task
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Plan:
-    """How long to train. `total_steps` may end the run before its epochs are over; so may a metric of `target`."""
-
-    epochs: int
-    steps_per_epoch: int
-    total_steps: int
-    target: float | None = None
 
 
 @dataclass(kw_only=True)
@@ -50,40 +47,44 @@ class Trainer:
     record: RunRecord | None
     progress: Progress
     interrupt: Interrupt
+    checkpoints: Checkpoints | None = None
+    check_replicas_every: int = 0  # steps; 0: never
     totals: Totals = field(default_factory=Totals)
-    _started: float = 0.0
+    _started: float = field(default_factory=time.perf_counter)
 
     def run(self) -> dict[str, Any]:
         """Train as planned; returns what the run's summary says about it.
 
         `train_loss` is the mean over ranks and over the steps of the last epoch. `seconds` is all of the loop, and
         `samples_per_second` counts all ranks' samples over the time spent in training steps alone.
+
+        Raises:
+            KeyboardInterrupt: on all ranks after the same step, when a signal asked any of them to stop.
+            OptionError: the target is none.
+            RunError: the ranks' parameters differ.
         """
-        self._started = time.perf_counter()
-        outcome: dict[str, Any] = {}
-        reached = False
         with self.interrupt.deferred():
-            self._refuse_a_target_met_untrained()
-            while self.totals.steps < self.plan.total_steps and not reached:
+            if self.plan.target is not None and self.totals.steps == 0:
+                untrained = evaluate(self.task, self.model.module, self.totals, self.world)
+                refuse_a_target_that_is_met(self.task, self.plan, untrained)
+            while not self._is_finished:
                 self._train_epoch()
-                if self._is_evaluation_due():
-                    outcome = self._evaluate()
-                    self._report(outcome)
-                    reached = self._is_target_met(outcome["metric"])
+            saved = {} if self.checkpoints is None else {"saved": self._save()}
         seconds = self._seconds
         return {
             "steps": self.totals.steps,
-            "epochs": self._epochs_begun,
-            **outcome,
+            "epochs": self.totals.epochs_begun,
+            **self.totals.outcome,
             **self.totals.summary(),
             "samples_per_second": self._samples / self.totals.step_seconds,
             "seconds": seconds,
-            **self._target_summary(seconds if reached else None),
+            **self._target_summary(seconds if meets_target(self.task, self.plan, self.totals.outcome) else None),
+            **saved,
         }
 
-    @property
-    def _epochs_begun(self) -> int:
-        return math.ceil(self.totals.steps / self.plan.steps_per_epoch)
+    def totals_now(self) -> Totals:
+        """What the run has come to, the time included."""
+        return replace(self.totals, seconds=self._seconds)
 
     @property
     def _samples(self) -> int:
@@ -91,27 +92,41 @@ class Trainer:
 
     @property
     def _seconds(self) -> float:
-        return time.perf_counter() - self._started
+        return self.totals.seconds + time.perf_counter() - self._started
+
+    @property
+    def _is_finished(self) -> bool:
+        out_of_steps = self.plan.max_steps is not None and self.totals.steps >= self.plan.max_steps
+        return (
+            self.totals.epoch >= self.plan.epochs
+            or out_of_steps
+            or meets_target(self.task, self.plan, self.totals.outcome)
+        )
 
     def _train_epoch(self) -> None:
         """Train the rest of the epoch in which the run stands, or what is planned of it."""
-        epoch, done = divmod(self.totals.steps, self.plan.steps_per_epoch)
-        if done == 0:
-            self.totals.start_epoch()
-        self.state.ratio = warmup_ratio(self.ratio, epoch, self.ratio_warmup_epochs)
-        shard = Shard(self.world.rank, self.world.world_size)
+        totals, consensus = self.totals, Consensus(self.world)
+        self.state.ratio = warmup_ratio(self.ratio, totals.epoch, self.ratio_warmup_epochs)
         batches = self.task.batches(
-            seed=self.seed, epoch=epoch, shard=shard, batch_size=self.task.recipe.batch_size, first=done
+            seed=self.seed,
+            epoch=totals.epoch,
+            shard=Shard(self.world.rank, self.world.world_size),
+            batch_size=self.task.recipe.batch_size,
+            first=totals.batch,
         )
         started = time.perf_counter()
         for batch in batches:
-            self.interrupt.check()
-            self._train_step(batch, epoch + 1, started)
-            if self.totals.steps == self.plan.total_steps:
+            consensus.post(**self._wishes())
+            self._train_step(batch, started)
+            if self.check_replicas_every and totals.steps % self.check_replicas_every == 0:
+                check_replicas(self.model.module, totals.steps)
+            self._end_step()
+            self._follow(consensus.read())
+            if self._is_finished or totals.batch == 0:
                 break
             started = time.perf_counter()
 
-    def _train_step(self, batch: Batch, epoch: int, started: float) -> None:
+    def _train_step(self, batch: Batch, started: float) -> None:
         """One optimizer step; `started` is when its batch was asked for. Times are the host's."""
         lr, loaded = self.schedule.lr, time.perf_counter()
         self.optimizer.zero_grad()
@@ -125,6 +140,7 @@ class Trainer:
         value = float(loss.item())  # last, so that the step's time holds all of a device's work
         ended = time.perf_counter()
         compression = compression_metrics(self.state.stats())
+        epoch = self.totals.epoch + 1
         self.totals.add(value, ended - started, compression)
         if self.record is not None:
             hook_seconds = compression["compress_seconds"] + compression["exchange_seconds"]
@@ -138,33 +154,20 @@ class Trainer:
             self.record.step({**step, **compression, **times})
         self.progress.step(value)
 
-    def _is_evaluation_due(self) -> bool:
-        if self.totals.steps == self.plan.total_steps:
-            return True
-        return self._epochs_begun % self.task.recipe.evaluate_every == 0
+    def _end_step(self) -> None:
+        """Evaluate where that is due, and go to the next epoch where this one is over."""
+        epoch_is_over = self.totals.batch == self.plan.steps_per_epoch
+        every = self.task.recipe.evaluate_every
+        last = self.totals.steps == self.plan.max_steps or (epoch_is_over and self.totals.epoch + 1 == self.plan.epochs)
+        if last or (epoch_is_over and (self.totals.epoch + 1) % every == 0):
+            self.totals.outcome = evaluate(self.task, self.model.module, self.totals, self.world)
+            self._report(self.totals.outcome)
+        if epoch_is_over:
+            self.totals.end_epoch()
 
-    def _evaluate(self) -> dict[str, Any]:
-        """Loss and metrics over all ranks.
-
-        The bare module is evaluated: DDP's forward copies buffers at every call, and ranks whose shards differ in
-        size may differ in their number of calls.
-        """
-        module = self.model.module
-        copy_buffers_from_main(module)
-        local = self.task.evaluate(module, Shard(self.world.rank, self.world.world_size))
-        losses = torch.tensor([self.totals.epoch_loss, self.totals.epoch_steps], dtype=torch.float64)
-        sums = total(torch.cat([local, losses]), self.world)
-        metrics = self.task.metrics(sums[:-2])
-        return {
-            "train_loss": float(sums[-2] / sums[-1]),
-            "metric_name": self.task.metric_name,
-            "metric": metrics[self.task.metric_name],
-            "metrics": metrics,
-        }
-
-    def _report(self, outcome: dict[str, Any]) -> None:
+    def _report(self, outcome: Mapping[str, Any]) -> None:
         """Tell the schedule, the record and the reader of an evaluation."""
-        steps, epoch, seconds = self.totals.steps, self._epochs_begun, self._seconds
+        steps, epoch, seconds = self.totals.steps, self.totals.epochs_begun, self._seconds
         watched = self.task.watched_metric
         self.schedule.end_epoch(outcome["metrics"][watched] if watched else outcome["train_loss"])
         if self.record is not None:
@@ -178,21 +181,31 @@ class Trainer:
             f"loss {outcome['train_loss']:.4f}  {metrics}  {seconds:.1f} s"
         )
 
-    def _is_target_met(self, metric: float) -> bool:
-        if self.plan.target is None:
-            return False
-        return metric >= self.plan.target if self.task.higher_is_better else metric <= self.plan.target
+    def _wishes(self) -> dict[str, Any]:
+        """What this rank wants to happen after the coming step. Of the time of a save the main rank decides."""
+        saves, step = self.checkpoints, self.totals.steps + 1
+        due = saves is not None and saves.is_due(step) and (saves.every.steps is not None or self.world.is_main)
+        writing = saves is not None and not saves.is_written
+        return {"stop": self.interrupt.requested, "save": due, "writing": writing}
 
-    def _refuse_a_target_met_untrained(self) -> None:
-        if self.plan.target is None or self.totals.steps > 0:
-            return
-        metric = self._evaluate()["metric"]
-        if self._is_target_met(metric):
-            kind, remedy = ("lower", "higher") if self.task.higher_is_better else ("higher", "lower")
-            raise OptionError(
-                f"argument --target: {self.plan.target:g} is no goal: the untrained model has "
-                f"{self.task.metric_name} {metric:.4g}, and a {kind} one is worse; give a {remedy} target"
-            )
+    def _follow(self, decision: Decision) -> None:
+        """Do what the ranks have agreed on."""
+        if self.checkpoints is not None:
+            if self.checkpoints.is_writing and (decision.written or decision.save):
+                self.checkpoints.finish()
+            if decision.save:
+                self.checkpoints.start(self.totals.steps, lambda: snapshot(self))
+        if decision.stop:
+            if self.checkpoints is not None and not self._save():
+                raise RunError(
+                    f"signal {decision.stop} ends the run after step {self.totals.steps}, which is not saved"
+                )
+            logger.info("signal %d ends the run after step %d", decision.stop, self.totals.steps)
+            self.interrupt.stop(decision.stop)
+
+    def _save(self) -> bool:
+        assert self.checkpoints is not None
+        return self.checkpoints.save(self.totals.steps, lambda: snapshot(self))
 
     def _target_summary(self, seconds: float | None) -> dict[str, Any]:
         """What it took to reach the target; None where it was not reached."""

@@ -4,17 +4,21 @@ import argparse
 import difflib
 import math
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import NoReturn
 
 from sidco_ddp import COMPRESSORS
+from sidco_ddp.training.checkpoints.every import Every
 from sidco_ddp.training.errors import OptionError
 from sidco_ddp.workloads import SCALES, TASKS, DataSource
 from sidco_ddp.workloads.recipe import OPTIMIZERS
 
 DEVICES = ("auto", "cpu", "cuda")
 BACKENDS = ("auto", "gloo", "nccl")
+_UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 _SHORT_FOR_SETTINGS = ("epochs", "batch_size", "lr", "optimizer", "corpus")
 
 
@@ -39,9 +43,20 @@ class Options:
     device: str
     backend: str
     bucket_cap_mb: float | None
+    timeout: float | None
+    checkpoint_dir: str | None
+    checkpoint_every: Every
+    keep: int
+    resume: str | None
+    check_replicas: int
     log_dir: str
     quiet: bool
     list_tasks: bool
+
+    @property
+    def patience(self) -> timedelta | None:
+        """How long an exchange may take."""
+        return None if self.timeout is None else timedelta(seconds=self.timeout)
 
     @property
     def source(self) -> DataSource:
@@ -65,6 +80,8 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> Options:
         near = difflib.get_close_matches(unknown[0].split("=")[0], known, n=1)
         remedy = f"did you mean {near[0]}?" if near else "--help lists the options"
         raise OptionError(f"unrecognized arguments: {' '.join(unknown)}; {remedy}")
+    if given["resume"] == "auto" and given["checkpoint_dir"] is None:
+        raise OptionError("argument --resume: 'auto' looks into the checkpoint folder; give --checkpoint-dir DIR")
     return Options(settings=_settings(given, given.pop("set")), **given)
 
 
@@ -131,10 +148,38 @@ def _make_parser() -> argparse.ArgumentParser:
     add("--device", default="auto", choices=DEVICES, help="auto is cuda where there is one (default: %(default)s)")
     add("--backend", default="auto", choices=BACKENDS, help="auto is nccl on cuda, gloo on cpu (default: %(default)s)")
 
+    add("--timeout", type=positive, metavar="SECONDS", help="end when an exchange takes longer (default: torch's)")
+    add(
+        "--check-replicas",
+        type=at_least_zero,
+        default=0,
+        metavar="N",
+        help="compare the ranks' parameters every N steps",
+    )
+
+    add = parser.add_argument_group("checkpoints").add_argument
+    add("--checkpoint-dir", metavar="DIR", help="where they are written; all ranks must see it (default: none are)")
+    add(
+        "--checkpoint-every", type=_every, default="10m", metavar="N", help="steps, or time: 30s, 10m, 2h (%(default)s)"
+    )
+    add("--keep", type=at_least_one, default=3, help="how many checkpoints stay (default: %(default)s)")
+    add("--resume", metavar="auto|PATH", help="go on from the latest in --checkpoint-dir, if any, or from this one")
+
     add = parser.add_argument_group("record").add_argument
     add("--log-dir", default="runs", help="where the run's own folder is made (default: %(default)s)")
     add("--quiet", action="store_true", help="no progress on stderr")
     return parser
+
+
+def _every(text: str) -> Every:
+    """A type for argparse: how often to save."""
+    count, unit = (text[:-1], text[-1]) if text[-1:] in _UNITS else (text, "")
+    with suppress(ValueError):
+        if not unit and int(count) >= 1:
+            return Every(steps=int(count))
+        if unit and 0 < float(count) < math.inf:
+            return Every(seconds=float(count) * _UNITS[unit])
+    raise argparse.ArgumentTypeError(f"{text!r} is refused; give steps, such as 500, or a time, such as 30s, 10m or 2h")
 
 
 def _number(kind: Callable[[str], float], wanted: str, holds: Callable[[float], bool]) -> Callable[[str], float]:

@@ -76,6 +76,11 @@ class Schedule:
         self._step, self._best, self._reductions = saved["step"], saved["best"], saved["reductions"]
         self._apply()
 
+    def resume(self, step: int) -> None:
+        """Go on at `step`, counted in the epochs of this run: those of another number of ranks have other lengths."""
+        self._step = step
+        self._apply()
+
     def _apply(self) -> None:
         factor = self.factor(self._step)
         for group, base in zip(self._optimizer.param_groups, self._base, strict=True):

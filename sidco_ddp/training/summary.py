@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 
@@ -28,9 +28,12 @@ def compression_metrics(stats: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass
 class Totals:
-    """What a run has come to so far, on one rank."""
+    """What a run has come to so far, on one rank, and where in its data it stands."""
 
     steps: int = 0
+    epoch: int = 0  # counted from 0, and how many of its batches are done:
+    batch: int = 0
+    seconds: float = 0.0  # before this process started
     epoch_loss: float = 0.0  # sum over the steps of the current epoch
     epoch_steps: int = 0
     bytes_sent: int = 0
@@ -40,14 +43,23 @@ class Totals:
     ratio_sum: float = 0.0
     ratio_min: float = math.inf
     ratio_max: float = -math.inf
+    outcome: dict[str, Any] = field(default_factory=dict)  # of the last evaluation
 
-    def start_epoch(self) -> None:
-        """Forget the losses of the last one."""
+    @property
+    def epochs_begun(self) -> int:
+        """How many epochs have been trained, whole or in part."""
+        return self.epoch + (self.batch > 0)
+
+    def end_epoch(self) -> None:
+        """Go to the start of the next one, and forget the losses of this one."""
+        self.epoch += 1
+        self.batch = 0
         self.epoch_loss, self.epoch_steps = 0.0, 0
 
     def add(self, loss: float, seconds: float, compression: Mapping[str, Any]) -> None:
         """Count one step: its loss, its time, and its `compression_metrics`."""
         self.steps += 1
+        self.batch += 1
         self.epoch_loss += loss
         self.epoch_steps += 1
         self.step_seconds += seconds
@@ -76,5 +88,5 @@ class Totals:
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         """Take over what `state_dict` gave."""
-        for field in fields(self):
-            setattr(self, field.name, saved[field.name])
+        for entry in fields(self):
+            setattr(self, entry.name, saved[entry.name])

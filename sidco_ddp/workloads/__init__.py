@@ -2,10 +2,12 @@
 
 from collections.abc import Mapping
 
+from sidco_ddp.workloads.an4_lstm import An4Lstm
 from sidco_ddp.workloads.base import Batch, DataError, DataSource, Shard, Task, global_order, local_batches
 from sidco_ddp.workloads.cifar10 import Cifar10ResNet20, Cifar10VGG16
 from sidco_ddp.workloads.digits import Digits
 from sidco_ddp.workloads.imagenet import ImageNetResNet50, ImageNetVGG19
+from sidco_ddp.workloads.ptb_lstm import PtbLstm
 from sidco_ddp.workloads.recipe import Recipe, SettingError, override
 
 __all__ = [
@@ -31,6 +33,8 @@ TASKS: dict[str, type[Task]] = {
     "cifar10-vgg16": Cifar10VGG16,
     "imagenet-resnet50": ImageNetResNet50,
     "imagenet-vgg19": ImageNetVGG19,
+    "ptb-lstm": PtbLstm,
+    "an4-lstm": An4Lstm,
 }
 
 
