@@ -100,6 +100,16 @@ def test_the_narrow_networks_are_the_published_ones_made_narrower(
     assert sum(map(math.prod, narrow)) < sum(map(math.prod, full)) / 10
 
 
+def test_the_narrow_resnet_computes_what_the_published_one_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    full = resnet50(10).eval()
+    monkeypatch.setattr(sys.modules[resnet50.__module__], "FULL_WIDTH", -1)
+    ours = resnet50(10, 64).eval()
+    weights = full.state_dict().values()  # in the same order, by other names
+    ours.load_state_dict(dict(zip(ours.state_dict(), weights, strict=True)))
+    images = torch.rand(2, 3, 64, 64)
+    assert torch.allclose(ours(images), full(images), atol=1e-4)
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_random_data_needs_no_files(name: str, tmp_path: Path) -> None:
     task = make_task(name, "small", {"image_size": "32"}, DataSource(data_dir=tmp_path / "none", synthetic=True))
@@ -203,8 +213,7 @@ def test_test_images_are_the_centre_and_normalised(tmp_path: Path) -> None:
 
 
 @few_cores
-@pytest.mark.parametrize("workers", [0, 1])
-@pytest.mark.parametrize("world_size", [1, 3, 13])
+@pytest.mark.parametrize(("world_size", "workers"), [(1, 0), (3, 0), (13, 0), (3, 1)])
 def test_every_test_image_is_counted_once(pictures: Path, world_size: int, workers: int) -> None:
     """A model that always says "dog" is right on the dogs: 3 of 11, over shards that are uneven, or empty."""
 
@@ -217,8 +226,6 @@ def test_every_test_image_is_counted_once(pictures: Path, world_size: int, worke
             assert not self.training
             return self.scores.expand(len(images), 3)
 
-    if workers and world_size == 13:
-        pytest.skip("as many processes, and nothing new")
     task = make(pictures, workers=workers)
     sums = torch.stack([task.evaluate(AlwaysDog(), Shard(rank, world_size)) for rank in range(world_size)])
     assert sums.sum(dim=0).tolist() == [3, 11]
@@ -349,15 +356,17 @@ def test_the_slice_is_complete(imagenette: Path) -> None:
     assert np.bincount(task.test.labels).tolist() == [25] * 10
 
 
-def test_a_narrow_network_learns_the_slice(imagenette: Path) -> None:
-    """Two classes that differ, in a few epochs: a check of images against labels, not of the recipe."""
-    task = make(imagenette, train_samples="200", test_samples="100")
-    torch.manual_seed(0)
-    model = resnet50(10, 8)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, nesterov=True)
-    for epoch in range(8):
-        for batch in batches(task, Shard(), 20, epoch=epoch):
-            optimizer.zero_grad()
-            task.loss(model, batch).backward()
-            optimizer.step()
-    assert task.metrics(task.evaluate(model, Shard()))["accuracy"] > 0.15
+def test_the_slices_images_have_their_labels(imagenette: Path) -> None:
+    """Least squares on 4 x 4 coarse colours is well above chance, as it is not where labels are mixed up."""
+    task = make(imagenette, least_area="1.0")
+
+    def colours(batches: Iterator[Batch]) -> tuple[Tensor, Tensor]:
+        images, labels = map(torch.cat, zip(*batches, strict=True))
+        coarse = nn.functional.adaptive_avg_pool2d(task.model_input(images), 4).flatten(1)
+        return torch.cat([coarse, torch.ones(len(coarse), 1)], dim=1), labels
+
+    inputs, labels = colours(task.batches(seed=0, epoch=0, shard=Shard(), batch_size=100))
+    weights = torch.linalg.lstsq(inputs, nn.functional.one_hot(labels, 10).float()).solution
+    inputs, labels = colours(task.test_batches(Shard()))
+    accuracy = ((inputs @ weights).argmax(dim=1) == labels).float().mean().item()
+    assert accuracy > 0.2

@@ -130,17 +130,22 @@ class ImageNetResNet50(ImageNet):
 
 
 class ImageNetVGG19(ImageNet):
-    """ImageNet on VGG-19."""
+    """ImageNet on VGG-19, without batch norm as in the paper.
+
+    The small form therefore learns slowly: on ten classes of a hundred images it stays at chance for some epochs, and
+    classifies about a fifth of the test images rightly in the end.
+    """
 
     name = "imagenet-vgg19"
     recipes: ClassVar[Mapping[str, Recipe]] = {
         "paper": _VGG19,
         "small": replace(
             _VGG19,
-            epochs=20,
-            batch_size=16,
-            lr=0.01,
+            epochs=24,
+            batch_size=4,
+            lr=0.004,
             warmup_epochs=2.0,
+            clip_norm=5.0,
             image_size=64,
             width=8,
             least_area=0.35,
