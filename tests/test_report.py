@@ -264,12 +264,13 @@ def test_curves_are_thinned_and_smoothed(tmp_path):
     assert longer["window"] == 40, "as far as from point to point"
 
 
-def test_numbers_that_are_not_finite_do_no_harm(tmp_path, capsys):
+def test_numbers_that_are_not_finite_do_no_harm(tmp_path, capsys, monkeypatch):
     make_run(tmp_path / "dense", "none")
     make_run(tmp_path / "lost", "topk", metrics=((1.0, None), (2.0, None)), step={"loss": None})
     (found,) = report(tmp_path)
     assert row(found, "lost")["speedup"] == 0.0
     pytest.importorskip("matplotlib")
+    monkeypatch.setattr("sidco_ddp.tools.report.figures.DPI", 20)
     assert main(["report", str(tmp_path), "--output", str(tmp_path / "out")]) == 0
 
 
@@ -289,25 +290,24 @@ def test_a_pack_gives_the_same_report(runs, tmp_path, capsys, style):
 
 
 def test_a_pack_gives_the_same_pictures(runs, tmp_path, capsys):
-    pytest.importorskip("matplotlib")
-    pack = tmp_path / "pack.json"
-    main(["report", str(runs), "--pack", str(pack), "--output", str(tmp_path / "direct")])
-    main(["report", str(pack), "--output", str(tmp_path / "packed")])
-    for name in ("toy-small-2ranks-curves.png", "toy-small-2ranks-measures.png"):
-        assert (tmp_path / "direct" / name).read_bytes() == (tmp_path / "packed" / name).read_bytes()
+    """Tables and pictures are made of these digests and of nothing else."""
+    make_run(runs / "lost", "topk", metrics=((1.0, None), (2.0, None)), step={"loss": None}, seed=1)
+    text_of([runs, "--pack", tmp_path / "pack.json"], capsys)
+    assert load([tmp_path / "pack.json"])[0] == load([runs])[0]
 
 
 def test_a_pack_is_small(tmp_path, capsys):
-    rough = np.random.default_rng(0).uniform(0.5, 1.5, 20_000).tolist()
+    rough = np.random.default_rng(0).uniform(0.5, 1.5, 5_000).tolist()
     folder = make_run(tmp_path / "long", "topk", khat=rough, metrics=[(float(n), n / 40) for n in range(1, 31)])
     pack = tmp_path / "pack.json"
     text_of([folder, "--baseline", folder, "--pack", pack], capsys)
-    assert pack.stat().st_size < 15_000 < (folder / "metrics.jsonl").stat().st_size / 100
+    assert pack.stat().st_size < 15_000 < (folder / "metrics.jsonl").stat().st_size / 25
 
 
 @pytest.mark.parametrize("many", [False, True])
-def test_pictures_are_there_and_not_blank(runs, tmp_path, capsys, many):
+def test_pictures_are_there_and_not_blank(runs, tmp_path, capsys, monkeypatch, many):
     image = pytest.importorskip("matplotlib.image")
+    monkeypatch.setattr("sidco_ddp.tools.report.figures.DPI", 60)  # half of it, for speed
     if many:  # a column for each ratio
         for ratio in (0.1, 0.01, 0.001):
             for seed, name in enumerate(["topk", "sidco-p", "sidco-p", "redsync"]):
@@ -323,8 +323,8 @@ def test_pictures_are_there_and_not_blank(runs, tmp_path, capsys, many):
         with open(path, "rb") as file:
             grey = image.imread(file)[:, :, :3].mean(axis=2)
         height, width = grey.shape
-        assert width >= 1200
-        assert height >= 500
+        assert width >= 600
+        assert height >= 250
         assert 0.005 < (grey < 0.5).mean() < 0.5, path
         margins = np.concatenate([grey[:3].ravel(), grey[-3:].ravel(), grey[:, :3].ravel(), grey[:, -3:].ravel()])
         assert (margins == 1.0).all(), "nothing is cut"
