@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -95,8 +96,19 @@ class SIDCoState:
 
     @property
     def ratio(self) -> float:
-        """Fraction of the entries sent."""
+        """Fraction of the entries sent. Set between two steps, and alike on all ranks, it holds from the next step on.
+
+        Residuals stay; what the compressor learnt was about the old ratio, and is forgotten.
+        """
         return self.compressor.ratio
+
+    @ratio.setter
+    def ratio(self, value: float) -> None:
+        compressor = replace(self.compressor, ratio=value)
+        if compressor != self.compressor:
+            self._steps.settle()
+            self.compressor = compressor
+            self._slots = Slots(compressor, self.headroom, self.value_dtype, self.dense_fallback)
 
     @property
     def step(self) -> int:

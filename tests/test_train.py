@@ -2,7 +2,6 @@
 
 import fcntl
 import importlib.util
-import json
 import math
 import os
 import pty
@@ -21,68 +20,30 @@ from typing import Any
 
 import pytest
 import torch
+from runs import LAUNCHER_VARIABLES, ROOT, TORCHRUN, environment, finish, lines, only_folder, start, strict
 from torch.nn.parallel import DistributedDataParallel
 
 from sidco_ddp import COMPRESSORS
 from sidco_ddp.training.distributed import World, find_world, process_group
+from sidco_ddp.training.errors import OptionError
+from sidco_ddp.training.evaluation import evaluate as evaluate_all
 from sidco_ddp.training.interrupt import Interrupt
-from sidco_ddp.training.loop import Trainer, make_plan
-from sidco_ddp.training.optimizers import warmup_then_cosine
-from sidco_ddp.training.options import OptionError, parse_arguments, settle
+from sidco_ddp.training.options import parse_arguments
+from sidco_ddp.training.plan import make_plan
 from sidco_ddp.training.record import RunRecord, _make_folder, to_json
-from sidco_ddp.training.summary import CompressionTotals, compression_metrics
+from sidco_ddp.training.summary import Totals, compression_metrics
 from sidco_ddp.workloads import TASKS, Shard, make_task
-from sidco_ddp.workloads.digits import Digits
 
-ROOT = Path(__file__).resolve().parent.parent
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-LAUNCHER_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 SUMMARY_KEYS = [
     *("task", "compressor", "ratio", "world_size", "steps", "epochs", "train_loss", "metric_name", "metric"),
     *("khat_over_k_mean", "khat_over_k_min", "khat_over_k_max", "bytes_sent_per_step", "dense_bytes_per_step"),
     *("samples_per_second", "seconds"),
 ]
 STEP_KEYS = {
+    *("ratio", "data_seconds", "compute_seconds", "optimizer_seconds"),
     *("step", "epoch", "loss", "lr", "raw_khat_over_k", "khat_over_k", "stages", "bytes_sent", "dense_bytes"),
     *("compress_seconds", "exchange_seconds", "step_seconds"),
 }
-
-
-def environment() -> dict[str, str]:
-    clean = {name: value for name, value in os.environ.items() if name not in LAUNCHER_VARIABLES}
-    return {**clean, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-
-
-def start(*arguments: str, launcher: list[str] | None = None, **options: Any) -> "subprocess.Popen[str]":
-    command = [*(launcher or [sys.executable]), str(ROOT / "train.py"), *arguments]
-    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    return subprocess.Popen(command, env=environment(), text=True, start_new_session=True, **{**streams, **options})
-
-
-def finish(process: "subprocess.Popen[str]", timeout: float = 60.0) -> tuple[int, str, str]:
-    try:
-        out, err = process.communicate(timeout=timeout)
-    except BaseException:
-        os.killpg(process.pid, signal.SIGKILL)  # the launcher and its workers: start() gave them a group of their own
-        process.communicate()
-        raise
-    return process.returncode, out, err
-
-
-def strict(line: str) -> Any:
-    def refuse(constant: str) -> None:
-        raise AssertionError(f"{constant} is not JSON")
-
-    return json.loads(line, parse_constant=refuse)
-
-
-def lines(path: Path) -> list[dict[str, Any]]:
-    return [strict(line) for line in path.read_text().splitlines()]
-
-
-def only_folder(log_dir: Path) -> Path:
-    (folder,) = log_dir.iterdir()
-    return folder
 
 
 @pytest.fixture(scope="module")
@@ -99,7 +60,9 @@ def test_the_only_line_on_stdout_is_the_summary(launched: tuple[str, str, Path])
     out, err, _ = launched
     summary = strict(out)
     assert out.count("\n") == 1
-    assert list(summary) == SUMMARY_KEYS
+    assert [key for key in summary if key in SUMMARY_KEYS] == SUMMARY_KEYS
+    assert (summary["scale"], summary["seed"], summary["higher_is_better"]) == ("paper", 0, True)
+    assert summary["metrics"] == {"accuracy": summary["metric"]}
     assert (summary["task"], summary["compressor"], summary["ratio"]) == ("digits", "sidco-e", 0.01)
     assert (summary["world_size"], summary["steps"], summary["epochs"]) == (2, 6, 1)
     assert summary["metric_name"] == "accuracy"
@@ -169,10 +132,10 @@ def one_thread() -> Iterator[None]:
 
 def run_here(train: ModuleType, *arguments: str) -> dict[str, Any]:
     """The summary of a run in this very process."""
-    given = parse_arguments(arguments)
-    world, task = find_world(given.device, given.backend), make_task(given.task)
+    options = parse_arguments(arguments)
+    world = find_world(options.device, options.backend)
     with process_group(world), Interrupt() as interrupt:
-        summary: dict[str, Any] = train.run(settle(given, task, world.world_size), task, world, interrupt)
+        summary: dict[str, Any] = train.run(options, world, interrupt)
     return summary
 
 
@@ -394,22 +357,8 @@ def test_the_group_ends_with_its_threads(tmp_path: Path) -> None:
     ],
 )
 def test_the_length_of_a_run(epochs: int | None, steps: int | None, expected: tuple[int, int]) -> None:
-    plan = make_plan(num_samples=85, global_batch=8, epochs=epochs, steps=steps, default_epochs=30)
+    plan = make_plan(num_samples=85, global_batch=8, epochs=epochs or 30, steps=steps, is_fixed=epochs is not None)
     assert (plan.epochs, plan.total_steps) == expected
-
-
-def test_the_learning_rate_climbs_then_falls_to_zero() -> None:
-    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=2.0)
-    schedule = warmup_then_cosine(optimizer, warmup_steps=4, total_steps=12)
-    rates = []
-    for _ in range(13):
-        rates.append(optimizer.param_groups[0]["lr"])
-        optimizer.step()
-        schedule.step()
-    assert rates[:5] == pytest.approx([0.5, 1.0, 1.5, 2.0, 2.0])
-    assert rates[4:] == sorted(rates[4:], reverse=True)
-    assert rates[8] == pytest.approx(1.0)
-    assert rates[12] == pytest.approx(0.0)
 
 
 def bucket(k: int, sent: int, raw: int, *, dense: bool = False) -> dict[str, Any]:
@@ -418,13 +367,13 @@ def bucket(k: int, sent: int, raw: int, *, dense: bool = False) -> dict[str, Any
 
 def test_khat_over_k_is_of_the_compressed_buckets_and_steps() -> None:
     totals = {"bytes_sent": 100, "dense_bytes": 4000, "compress_seconds": 0.1, "exchange_seconds": 0.2}
-    sums = CompressionTotals()
+    sums = Totals()
     whole = bucket(500, 500, 0, dense=True)
     mixed = compression_metrics({"buckets": [bucket(10, 12, 5), bucket(30, 36, 35), whole], "total": totals})
     assert (mixed["khat_over_k"], mixed["raw_khat_over_k"]) == (48 / 40, 1.0)
-    sums.add(mixed)
-    sums.add(compression_metrics({"buckets": [bucket(10, 9, 9)], "total": totals}))
-    sums.add(compression_metrics({"buckets": [whole], "total": totals}))
+    sums.add(1.0, 0.5, mixed)
+    sums.add(1.0, 0.5, compression_metrics({"buckets": [bucket(10, 9, 9)], "total": totals}))
+    sums.add(1.0, 0.5, compression_metrics({"buckets": [whole], "total": totals}))
     summary = sums.summary()
     assert summary["khat_over_k_mean"] == pytest.approx((1.2 + 0.9) / 2)
     assert (summary["khat_over_k_min"], summary["khat_over_k_max"]) == (0.9, 1.2)
@@ -448,21 +397,16 @@ def test_every_line_is_written_at_once_as_nothing_may_come_after_it(tmp_path: Pa
 def evaluate(rank: int, world_size: int) -> tuple[dict[str, Any], dict[str, Any]]:
     """What a rank makes of an evaluation by all ranks, and by the main rank alone."""
     torch.manual_seed(5)
-    model = Digits().make_model()
-    alone = Digits().evaluate(model, Shard())
+    task = make_task("digits")
+    model = task.make_model()
+    alone = task.metrics(task.evaluate(model, Shard()))
     replica = DistributedDataParallel(model)
     for module in model.modules():
         if isinstance(module, torch.nn.BatchNorm2d):
             module.running_mean.add_(rank)  # as after a step: the ranks have seen different batches
-    unused = ("state", "optimizer", "schedule", "plan", "batch_size", "seed", "record", "progress", "interrupt")
-    trainer = Trainer(
-        task=Digits(),
-        model=replica,
-        world=World(rank, world_size, True, torch.device("cpu"), "gloo"),
-        **dict.fromkeys(unused),
-    )
-    together = trainer._evaluate([float(rank + 1)] * (rank + 1))
-    return together, {"metric": Digits().metric(alone), "metric_name": "accuracy"}
+    totals = Totals(epoch_loss=(rank + 1.0) ** 2, epoch_steps=rank + 1)
+    together = evaluate_all(task, replica.module, totals, World(rank, world_size, True, torch.device("cpu"), "gloo"))
+    return together, {"metric": alone["accuracy"], "metrics": alone, "metric_name": "accuracy"}
 
 
 def test_evaluation_is_of_the_main_ranks_model_on_each_test_sample_once(worlds: Any) -> None:
@@ -482,3 +426,113 @@ def test_more_workers_than_cuda_devices(monkeypatch: pytest.MonkeyPatch) -> None
     assert (world.rank, world.world_size, world.device, world.backend) == (5, 8, torch.device("cuda", 1), "nccl")
     with pytest.raises(OptionError, match=r"--device: 'cuda' has 2 device\(s\) here for 4 workers"):
         find_world("auto", "auto", {**place, "LOCAL_WORLD_SIZE": "4"})
+
+
+# ---- settings, targets, data
+
+
+def test_the_tasks_are_listed_with_their_recipes(train: ModuleType, capfd: pytest.CaptureFixture[str]) -> None:
+    assert train.main(["--list-tasks"]) == 0
+    out, err = capfd.readouterr()
+    assert err == ""
+    for name, kind in TASKS.items():
+        assert f"\n{name}: " in f"\n{out}"
+        assert f"lr={kind.recipes['paper'].lr}  " in out
+
+
+def test_settings_reach_the_run(tmp_path: Path, train: ModuleType, one_thread: None) -> None:
+    short = ["--epochs", "3", "--ratio", "0.01", "--ratio-warmup-epochs", "2", "--batch-size", "100"]
+    sets = ["--set", "evaluate_every=2", "--set", "lr=0.1", "--set", "warmup_epochs=0", "--set", "schedule=step"]
+    summary = run_here(train, *short, *sets, "--set", "clip_norm=0.001", "--log-dir", str(tmp_path))
+    folder = only_folder(tmp_path)
+    steps = lines(folder / "metrics.jsonl")
+    assert [evaluation["epoch"] for evaluation in lines(folder / "evaluations.jsonl")] == [2, 3]
+    assert summary["epochs"] == 3
+    assert [step["ratio"] for step in steps[::13]] == pytest.approx([0.25, 0.05, 0.01])
+    assert [step["lr"] for step in steps[::13]] == pytest.approx([0.1, 0.1, 0.01])  # at 0.5 and 0.75 of three epochs
+    sent = [step["bytes_sent"] for step in steps[::13]]
+    assert sent[0] > sent[1] > sent[2]
+    config = strict((folder / "config.json").read_text())
+    assert config["recipe"]["clip_norm"] == 0.001
+    assert abs(steps[-1]["loss"] - steps[0]["loss"]) < 0.3  # steps as small as the clip makes them
+
+
+def test_a_target_ends_the_run_at_the_evaluation_that_meets_it(
+    tmp_path: Path, train: ModuleType, one_thread: None
+) -> None:
+    common = ["--compressor", "none", "--log-dir", str(tmp_path)]
+    summary = run_here(train, *common, "--epochs", "9", "--target", "0.5")
+    assert summary["epochs"] < 9
+    assert summary["metric"] >= 0.5 == summary["target"]
+    assert summary["target_steps"] == summary["steps"]
+    assert summary["target_bytes"] == summary["steps"] * summary["bytes_sent_per_step"]
+    assert 0 < summary["target_seconds"] <= summary["seconds"]
+    missed = run_here(train, *common, "--epochs", "1", "--target", "0.99")
+    assert [missed[f"target_{name}"] for name in ("seconds", "steps", "bytes")] == [None] * 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--target", "75"], r"--target: 75 is no accuracy; give a number above 0 and at most 1"),
+        (
+            ["--target", "0.01"],
+            r"--target: 0\.01 is no goal: the untrained model has accuracy .*; give a higher target",
+        ),
+        (["--set", "lr"], r"--set: 'lr' is refused; give name=value"),
+        (["--set", "widht=3"], r"setting 'widht' is unknown to this task; it has epochs"),
+        (["--set", "lr=0.1", "--lr", "0.2"], r"--set: 'lr=0.1' contradicts lr=0.2; give one of them"),
+        (["--corpus", "ptb"], r"setting 'corpus' is unknown to this task"),
+        (
+            ["--task", "cifar10-resnet20", "--data-dir", "/nowhere"],
+            r"--data-dir '/nowhere': CIFAR-10 is not there whole",
+        ),
+    ],
+)
+def test_what_the_task_refuses(
+    tmp_path: Path,
+    train: ModuleType,
+    capfd: pytest.CaptureFixture[str],
+    arguments: list[str],
+    message: str,
+) -> None:
+    err = refusal(train, capfd, *arguments, "--quiet", "--log-dir", str(tmp_path))
+    assert re.search(message, err), err
+
+
+BROKEN_LATE = """
+import sys
+import train
+from sidco_ddp.workloads import DataError
+from sidco_ddp.workloads.digits import Digits
+
+def batches(self, *, shard, **asked):
+    for number, batch in enumerate(whole(self, shard=shard, **asked)):
+        if shard.rank == 1 and number == 2:
+            raise DataError("data/broken.png: cannot be read; fetch it anew")
+        yield batch
+
+whole, Digits.batches = Digits.batches, batches
+sys.exit(train.main(sys.argv[1:]))
+"""
+
+
+def test_a_file_that_breaks_on_one_rank_amid_training_ends_all_with_status_2(tmp_path: Path) -> None:
+    script = tmp_path / "broken.py"
+    script.write_text(BROKEN_LATE)
+    logs = tmp_path / "logs"
+    launcher = [*TORCHRUN, "--redirects", "3", "--log-dir", str(logs), str(script)]
+    process = subprocess.Popen(
+        [*launcher, "--log-dir", str(tmp_path / "runs"), "--quiet"],
+        env=environment(),
+        text=True,
+        start_new_session=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    status, _, err = finish(process)
+    assert status != 0
+    said = {path.parent.name: path.read_text() for path in logs.rglob("stderr.log")}
+    assert said["1"] == "train.py: error: data/broken.png: cannot be read; fetch it anew\n"
+    assert "Traceback" not in said["0"]
+    assert "exitcode  : 2" in err

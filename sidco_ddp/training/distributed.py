@@ -3,10 +3,11 @@
 import gc
 import os
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -14,9 +15,11 @@ import torch.distributed.nn.functional  # before there is a group: see process_g
 from torch import nn
 from torch.distributed.rendezvous import rendezvous
 
-from sidco_ddp.training.options import OptionError
+from sidco_ddp.training.errors import OptionError
 
 _LAUNCHER_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+T = TypeVar("T")
+
 _PATIENCE = timedelta(seconds=15)  # ranks start some seconds apart on a busy machine
 
 
@@ -29,6 +32,7 @@ class World:
     launched: bool  # a launcher gave the address to meet at; otherwise this process is alone
     device: torch.device
     backend: str
+    local_rank: int = 0  # on its machine
 
     @property
     def is_main(self) -> bool:
@@ -50,8 +54,9 @@ def find_world(device: str, backend: str, environment: Mapping[str, str] = os.en
         raise OptionError("argument --device: 'cuda' is not available here; give --device cpu")
     if backend == "nccl" and device != "cuda":
         raise OptionError(f"argument --backend: 'nccl' does not serve device {device!r}; give --backend gloo")
+    local_rank = int(environment.get("LOCAL_RANK", "0"))
     if device != "cuda":
-        return World(rank, world_size, launched, torch.device(device), backend)
+        return World(rank, world_size, launched, torch.device(device), backend, local_rank)
     num_devices = torch.cuda.device_count()
     num_local = int(environment.get("LOCAL_WORLD_SIZE", "1"))
     if num_local > num_devices:
@@ -59,24 +64,31 @@ def find_world(device: str, backend: str, environment: Mapping[str, str] = os.en
             f"argument --device: 'cuda' has {num_devices} device(s) here for {num_local} workers; "
             "start fewer workers on this machine, or give --device cpu"
         )
-    return World(rank, world_size, launched, torch.device("cuda", int(environment.get("LOCAL_RANK", "0"))), backend)
+    return World(rank, world_size, launched, torch.device("cuda", local_rank), backend, local_rank)
 
 
 @contextmanager
-def process_group(world: World) -> Iterator[None]:
-    """The default process group, from entry to exit."""
+def process_group(world: World, timeout: timedelta | None = None) -> Iterator[dist.Store]:  # type: ignore[name-defined]
+    """The default process group, from entry to exit; gives the store that its ranks share.
+
+    An exchange that takes longer than `timeout`, by default torch's, raises on the ranks that wait for it.
+    """
     if world.device.type == "cuda":
         torch.cuda.set_device(world.device)
+    if world.launched:
+        store, _, _ = next(rendezvous("env://", world.rank, world.world_size))
+    else:  # there is no address to meet at, nor anyone to meet
+        store = dist.HashStore()  # type: ignore[attr-defined]
     dist.init_process_group(
         world.backend,
-        # without a launcher there is no address to meet at, nor anyone to meet
-        store=None if world.launched else dist.HashStore(),  # type: ignore[attr-defined]
+        store=store,
         rank=world.rank,
         world_size=world.world_size,
+        timeout=timeout,
         device_id=world.device if world.backend == "nccl" else None,
     )
     try:
-        yield
+        yield store
     except BaseException as error:
         traceback.clear_frames(error.__traceback__)  # which hold the model
         raise
@@ -94,6 +106,26 @@ def total(values: torch.Tensor, world: World) -> torch.Tensor:
     summed = values.to(world.device)
     dist.all_reduce(summed)
     return summed.cpu()
+
+
+def together(action: Callable[[], T], world: World) -> T:
+    """Do on every rank what may be refused on some of them only, and then refuse it on all.
+
+    Raises:
+        OptionError: on every rank, if `action` raised a `ValueError` or an `OSError` on any; the first one's message.
+    """
+    result, problem = None, None
+    try:
+        result = action()
+    except (ValueError, OSError) as error:
+        problem = str(error)
+    problems: list[str | None] = [None] * world.world_size
+    dist.all_gather_object(problems, problem)
+    for rank, reported in enumerate(problems):
+        if reported is not None:
+            # What every rank has met needs no address.
+            raise OptionError(reported if None not in problems else f"{reported} (on rank {rank})")
+    return cast(T, result)
 
 
 def copy_buffers_from_main(module: nn.Module) -> None:

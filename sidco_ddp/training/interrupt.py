@@ -1,42 +1,61 @@
-"""Ctrl-C: at once while the run is being set up or torn down, between two steps while it trains."""
+"""Signals that end a run: at once while it is being set up or torn down, after the current step while it trains."""
 
 import signal
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType, TracebackType
+from typing import Any
 
-STATUS = 128 + signal.SIGINT  # what a shell reports of a program that Ctrl-C ended
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)  # Ctrl-C; a launcher's or scheduler's end; a preemption
+_INSISTING = (
+    2.0  # seconds after which another Ctrl-C is a second one: a terminal and a launcher may both send the first
+)
 
 
 class Interrupt:
-    """Takes SIGINT over. Only the first one counts, as a terminal and a launcher may both send one."""
+    """Takes the signals over. The first one counts: its number is in `requested`, and decides the exit status."""
 
     def __init__(self) -> None:
-        self.requested = False
+        self.requested = 0
         self._deferred = False
+        self._since = 0.0
+        self._previous: dict[int, Any] = {}
 
     def __enter__(self) -> "Interrupt":
-        self._previous = signal.signal(signal.SIGINT, self._note)
+        self._previous = {number: signal.signal(number, self._note) for number in SIGNALS}
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        signal.signal(signal.SIGINT, signal.SIG_IGN if self.requested else self._previous)
+        for number, handler in self._previous.items():
+            signal.signal(number, signal.SIG_IGN if self.requested else handler)
+
+    @property
+    def status(self) -> int:
+        """The exit status of a run that was ended so: what a shell reports of a program that the signal ended."""
+        return 128 + self.requested
 
     @contextmanager
     def deferred(self) -> Iterator[None]:
-        """Only take note of SIGINT: an exception amid a backward pass would leave the exchange half done."""
+        """Only take note of a signal: an exception amid a backward pass would leave the exchange half done.
+
+        A second Ctrl-C, some seconds after the first, is not deferred: an exchange may wait for a rank that is gone.
+        """
         self._deferred = True
         try:
             yield
         finally:
             self._deferred = False
 
-    def check(self) -> None:
-        """Raise the `KeyboardInterrupt` that was deferred."""
-        if self.requested:
-            raise KeyboardInterrupt
+    def stop(self, number: int) -> None:
+        """End the run by raising `KeyboardInterrupt`, as the signal `number`, of this rank or another, asks for."""
+        self.requested = self.requested or number
+        raise KeyboardInterrupt
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        first, self.requested = not self.requested, True
-        if first and not self._deferred:
+        now = time.monotonic()
+        first, self.requested = not self.requested, self.requested or number
+        self._since = now if first else self._since
+        insists = number == signal.SIGINT and now - self._since > _INSISTING
+        if (first and not self._deferred) or (self._deferred and insists):
             raise KeyboardInterrupt

@@ -1,44 +1,33 @@
-"""The training loop: steps, an evaluation an epoch, and what is recorded of both."""
+"""The training loop: steps, evaluations, and what is recorded of both."""
 
 import logging
 import math
 import time
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
-from torch.optim.lr_scheduler import LRScheduler
+from torch.nn.utils import clip_grad_norm_
 
 from sidco_ddp import SIDCoState
-from sidco_ddp.training.distributed import World, copy_buffers_from_main, total
+from sidco_ddp.training.checkpoints import Checkpoints
+from sidco_ddp.training.consensus import Consensus, Decision
+from sidco_ddp.training.distributed import World
+from sidco_ddp.training.errors import RunError
+from sidco_ddp.training.evaluation import evaluate, meets_target, refuse_a_target_that_is_met
 from sidco_ddp.training.interrupt import Interrupt
+from sidco_ddp.training.plan import Plan
 from sidco_ddp.training.progress import Progress
 from sidco_ddp.training.record import RunRecord
-from sidco_ddp.training.summary import CompressionTotals, compression_metrics
+from sidco_ddp.training.replicas import check_replicas
+from sidco_ddp.training.resume import snapshot
+from sidco_ddp.training.schedules import Schedule, warmup_ratio
+from sidco_ddp.training.summary import Totals, compression_metrics
 from sidco_ddp.workloads import Batch, Shard, Task
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Plan:
-    """How long to train. `total_steps` may end the run before its epochs are over."""
-
-    epochs: int
-    steps_per_epoch: int
-    total_steps: int
-
-
-def make_plan(
-    *, num_samples: int, global_batch: int, epochs: int | None, steps: int | None, default_epochs: int
-) -> Plan:
-    """Settle the length of a run: the epochs, by default as many as the task wants or `steps` needs, cut at `steps`."""
-    steps_per_epoch = num_samples // global_batch
-    if epochs is None:
-        epochs = max(default_epochs, math.ceil((steps or 0) / steps_per_epoch))
-    all_steps = epochs * steps_per_epoch
-    return Plan(epochs=epochs, steps_per_epoch=steps_per_epoch, total_steps=min(all_steps, steps or all_steps))
 
 
 @dataclass(kw_only=True)
@@ -49,103 +38,182 @@ class Trainer:
     model: DistributedDataParallel
     state: SIDCoState
     optimizer: torch.optim.Optimizer
-    schedule: LRScheduler
+    schedule: Schedule
     plan: Plan
-    batch_size: int
+    ratio: float  # after a warm-up over so many epochs:
+    ratio_warmup_epochs: int
     seed: int
     world: World
     record: RunRecord | None
     progress: Progress
     interrupt: Interrupt
-    _totals: CompressionTotals = field(default_factory=CompressionTotals)
-    _step_seconds: float = 0.0
+    checkpoints: Checkpoints | None = None
+    check_replicas_every: int = 0  # steps; 0: never
+    totals: Totals = field(default_factory=Totals)
+    _started: float = field(default_factory=time.perf_counter)
 
     def run(self) -> dict[str, Any]:
         """Train as planned; returns what the run's summary says about it.
 
         `train_loss` is the mean over ranks and over the steps of the last epoch. `seconds` is all of the loop, and
         `samples_per_second` counts all ranks' samples over the time spent in training steps alone.
+
+        Raises:
+            KeyboardInterrupt: on all ranks after the same step, when a signal asked any of them to stop.
+            OptionError: the target is none.
+            RunError: the ranks' parameters differ.
         """
-        started = time.perf_counter()
-        outcome: dict[str, Any] = {}
-        epoch = 0
         with self.interrupt.deferred():
-            while self._totals.steps < self.plan.total_steps:
-                losses = self._train_epoch(epoch)
-                epoch += 1
-                outcome = self._evaluate(losses)
-                self._report(epoch, outcome, time.perf_counter() - started)
-        steps = self._totals.steps
+            if self.plan.target is not None and self.totals.steps == 0:
+                untrained = evaluate(self.task, self.model.module, self.totals, self.world)
+                refuse_a_target_that_is_met(self.task, self.plan, untrained)
+            while not self._is_finished:
+                self._train_epoch()
+            saved = {} if self.checkpoints is None else {"saved": self._save()}
+        seconds = self._seconds
         return {
-            "steps": steps,
-            "epochs": epoch,
-            **outcome,
-            **self._totals.summary(),
-            "samples_per_second": self._samples(steps) / self._step_seconds,
-            "seconds": time.perf_counter() - started,
+            "steps": self.totals.steps,
+            "epochs": self.totals.epochs_begun,
+            **self.totals.outcome,
+            **self.totals.summary(),
+            "samples_per_second": self._samples / self.totals.step_seconds,
+            "seconds": seconds,
+            **self._target_summary(seconds if meets_target(self.task, self.plan, self.totals.outcome) else None),
+            **saved,
         }
 
-    def _train_epoch(self, epoch: int) -> list[float]:
-        """Train one epoch, counted from 0, or what is planned of it; returns the losses of this rank."""
-        shard = Shard(self.world.rank, self.world.world_size)
-        losses: list[float] = []
+    def totals_now(self) -> Totals:
+        """What the run has come to, the time included."""
+        return replace(self.totals, seconds=self._seconds)
+
+    @property
+    def _samples(self) -> int:
+        return self.totals.steps * self.task.recipe.batch_size * self.world.world_size
+
+    @property
+    def _seconds(self) -> float:
+        return self.totals.seconds + time.perf_counter() - self._started
+
+    @property
+    def _is_finished(self) -> bool:
+        out_of_steps = self.plan.max_steps is not None and self.totals.steps >= self.plan.max_steps
+        return (
+            self.totals.epoch >= self.plan.epochs
+            or out_of_steps
+            or meets_target(self.task, self.plan, self.totals.outcome)
+        )
+
+    def _train_epoch(self) -> None:
+        """Train the rest of the epoch in which the run stands, or what is planned of it."""
+        totals, consensus = self.totals, Consensus(self.world)
+        self.state.ratio = warmup_ratio(self.ratio, totals.epoch, self.ratio_warmup_epochs)
+        batches = self.task.batches(
+            seed=self.seed,
+            epoch=totals.epoch,
+            shard=Shard(self.world.rank, self.world.world_size),
+            batch_size=self.task.recipe.batch_size,
+            first=totals.batch,
+        )
         started = time.perf_counter()
-        for batch in self.task.batches(seed=self.seed, epoch=epoch, shard=shard, batch_size=self.batch_size):
-            self.interrupt.check()
-            lr = float(self.schedule.get_last_lr()[0])
-            loss = self._train_step(batch)
-            seconds = time.perf_counter() - started
-            losses.append(loss)
-            self._record_step(epoch + 1, loss, lr, seconds)
-            self.progress.step(loss)
-            if self._totals.steps == self.plan.total_steps:
+        for batch in batches:
+            consensus.post(**self._wishes())
+            self._train_step(batch, started)
+            if self.check_replicas_every and totals.steps % self.check_replicas_every == 0:
+                check_replicas(self.model.module, totals.steps)
+            self._end_step()
+            self._follow(consensus.read())
+            if self._is_finished or totals.batch == 0:
                 break
             started = time.perf_counter()
-        return losses
 
-    def _train_step(self, batch: Batch) -> float:
+    def _train_step(self, batch: Batch, started: float) -> None:
+        """One optimizer step; `started` is when its batch was asked for. Times are the host's."""
+        lr, loaded = self.schedule.lr, time.perf_counter()
         self.optimizer.zero_grad()
         loss = self.task.loss(self.model, tuple(part.to(self.world.device, non_blocking=True) for part in batch))
         loss.backward()  # type: ignore[no-untyped-call]
+        computed = time.perf_counter()
+        if self.task.recipe.clip_norm is not None:
+            clip_grad_norm_(self.model.parameters(), self.task.recipe.clip_norm)  # of the average: after the exchange
         self.optimizer.step()
         self.schedule.step()
-        return float(loss.item())  # last, so that the step's time holds all of a device's work
-
-    def _record_step(self, epoch: int, loss: float, lr: float, seconds: float) -> None:
+        value = float(loss.item())  # last, so that the step's time holds all of a device's work
+        ended = time.perf_counter()
         compression = compression_metrics(self.state.stats())
-        self._totals.add(compression)
-        self._step_seconds += seconds
+        epoch = self.totals.epoch + 1
+        self.totals.add(value, ended - started, compression)
         if self.record is not None:
-            step = {"step": self._totals.steps, "epoch": epoch, "loss": loss, "lr": lr}
-            self.record.step({**step, **compression, "step_seconds": seconds})
+            hook_seconds = compression["compress_seconds"] + compression["exchange_seconds"]
+            step = {"step": self.totals.steps, "epoch": epoch, "loss": value, "lr": lr, "ratio": self.state.ratio}
+            times = {
+                "data_seconds": loaded - started,
+                "compute_seconds": max(0.0, computed - loaded - hook_seconds),
+                "optimizer_seconds": ended - computed,
+                "step_seconds": ended - started,
+            }
+            self.record.step({**step, **compression, **times})
+        self.progress.step(value)
 
-    def _evaluate(self, losses: list[float]) -> dict[str, Any]:
-        """Loss and metric over all ranks.
+    def _end_step(self) -> None:
+        """Evaluate where that is due, and go to the next epoch where this one is over."""
+        epoch_is_over = self.totals.batch == self.plan.steps_per_epoch
+        every = self.task.recipe.evaluate_every
+        last = self.totals.steps == self.plan.max_steps or (epoch_is_over and self.totals.epoch + 1 == self.plan.epochs)
+        if last or (epoch_is_over and (self.totals.epoch + 1) % every == 0):
+            self.totals.outcome = evaluate(self.task, self.model.module, self.totals, self.world)
+            self._report(self.totals.outcome)
+        if epoch_is_over:
+            self.totals.end_epoch()
 
-        The bare module is evaluated: DDP's forward copies buffers at every call, and ranks whose shards differ in
-        size may differ in their number of calls.
-        """
-        module = self.model.module
-        copy_buffers_from_main(module)
-        local = self.task.evaluate(module, Shard(self.world.rank, self.world.world_size))
-        sums = total(torch.cat([local, torch.tensor([sum(losses), len(losses)], dtype=torch.float64)]), self.world)
-        return {
-            "train_loss": float(sums[-2] / sums[-1]),
-            "metric_name": self.task.metric_name,
-            "metric": self.task.metric(sums[:-2]),
-        }
-
-    def _report(self, epoch: int, outcome: dict[str, Any], seconds: float) -> None:
-        steps = self._totals.steps
+    def _report(self, outcome: Mapping[str, Any]) -> None:
+        """Tell the schedule, the record and the reader of an evaluation."""
+        steps, epoch, seconds = self.totals.steps, self.totals.epochs_begun, self._seconds
+        watched = self.task.watched_metric
+        self.schedule.end_epoch(outcome["metrics"][watched] if watched else outcome["train_loss"])
         if self.record is not None:
-            samples = self._samples(steps)
-            self.record.evaluation({"step": steps, "epoch": epoch, **outcome, "samples": samples, "seconds": seconds})
+            reached = {"samples": self._samples, "bytes_sent": self.totals.bytes_sent, "seconds": seconds}
+            self.record.evaluation({"step": steps, "epoch": epoch, **outcome, **reached})
             if not math.isfinite(outcome["train_loss"]):
                 logger.warning("the training loss is not finite; a lower --lr may help")
+        metrics = "  ".join(f"{name} {value:.4f}" for name, value in outcome["metrics"].items())
         self.progress.epoch(
             f"epoch {epoch}/{self.plan.epochs}  step {steps}/{self.plan.total_steps}  "
-            f"loss {outcome['train_loss']:.4f}  {self.task.metric_name} {outcome['metric']:.4f}  {seconds:.1f} s"
+            f"loss {outcome['train_loss']:.4f}  {metrics}  {seconds:.1f} s"
         )
 
-    def _samples(self, steps: int) -> int:
-        return steps * self.batch_size * self.world.world_size
+    def _wishes(self) -> dict[str, Any]:
+        """What this rank wants to happen after the coming step. Of the time of a save the main rank decides."""
+        saves, step = self.checkpoints, self.totals.steps + 1
+        due = saves is not None and saves.is_due(step) and (saves.every.steps is not None or self.world.is_main)
+        writing = saves is not None and not saves.is_written
+        return {"stop": self.interrupt.requested, "save": due, "writing": writing}
+
+    def _follow(self, decision: Decision) -> None:
+        """Do what the ranks have agreed on."""
+        if self.checkpoints is not None:
+            if self.checkpoints.is_writing and (decision.written or decision.save):
+                self.checkpoints.finish()
+            if decision.save:
+                self.checkpoints.start(self.totals.steps, lambda: snapshot(self))
+        if decision.stop:
+            if self.checkpoints is not None and not self._save():
+                raise RunError(
+                    f"signal {decision.stop} ends the run after step {self.totals.steps}, which is not saved"
+                )
+            logger.info("signal %d ends the run after step %d", decision.stop, self.totals.steps)
+            self.interrupt.stop(decision.stop)
+
+    def _save(self) -> bool:
+        assert self.checkpoints is not None
+        return self.checkpoints.save(self.totals.steps, lambda: snapshot(self))
+
+    def _target_summary(self, seconds: float | None) -> dict[str, Any]:
+        """What it took to reach the target; None where it was not reached."""
+        if self.plan.target is None:
+            return {}
+        spent = {"seconds": seconds, "steps": self.totals.steps, "bytes": self.totals.bytes_sent}
+        reached = seconds is not None
+        return {
+            "target": self.plan.target,
+            **{f"target_{name}": value if reached else None for name, value in spent.items()},
+        }

@@ -15,6 +15,9 @@ class Progress(Protocol):
     def step(self, loss: float) -> None:
         """One optimizer step is done."""
 
+    def resume(self, steps: int) -> None:
+        """So many steps were done before this process started."""
+
     def epoch(self, text: str) -> None:
         """One epoch is done and evaluated."""
 
@@ -27,6 +30,9 @@ class LogProgress:
 
     def step(self, loss: float) -> None:
         """Steps are not logged."""
+
+    def resume(self, steps: int) -> None:
+        """Nor are those before them."""
 
     def epoch(self, text: str) -> None:
         """Log the epoch."""
@@ -50,6 +56,11 @@ class BarProgress:
         """Move the bar."""
         self._bar.set_postfix(loss=f"{loss:.4f}", refresh=False)
         self._bar.update()
+
+    def resume(self, steps: int) -> None:
+        """Start the bar there."""
+        self._bar.update(steps)
+        self._bar.unpause()
 
     def epoch(self, text: str) -> None:
         """Write a line above the bar."""

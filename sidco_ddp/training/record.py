@@ -9,10 +9,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
 
-import torch
-
-from sidco_ddp.training.distributed import World, total
-from sidco_ddp.training.options import OptionError
+from sidco_ddp.training.distributed import World, together
+from sidco_ddp.training.errors import OptionError
 
 
 class ScalarWriter(Protocol):
@@ -86,17 +84,21 @@ class RunRecord:
 def run_record(log_dir: str, label: str, config: Mapping[str, Any], world: World) -> Iterator[RunRecord | None]:
     """The record of a run in a folder `<log_dir>/<time>-<label>` of its own, from entry to exit; None on other ranks.
 
-    Raises an `OptionError` on all ranks if the main rank cannot write there.
+    Raises:
+        OptionError: on all ranks, if the main rank cannot write there.
     """
-    record, problem = None, "the main rank cannot write the run record"
-    if world.is_main:
+
+    def make() -> RunRecord | None:
+        if not world.is_main:
+            return None
         try:
-            record = RunRecord(_make_folder(Path(log_dir), f"{time.strftime('%Y%m%d-%H%M%S')}-{label}"), config)
+            return RunRecord(_make_folder(Path(log_dir), f"{time.strftime('%Y%m%d-%H%M%S')}-{label}"), config)
         except OSError as error:
-            problem = f"{log_dir!r} cannot be written ({error.strerror or error}); give a folder that can"
-    failed = total(torch.tensor([float(world.is_main and record is None)], dtype=torch.float64), world)
-    if failed.item():
-        raise OptionError(f"argument --log-dir: {problem}")
+            remedy = "give a folder that can"
+            reason = f"{log_dir!r} cannot be written ({error.strerror or error}); {remedy}"
+            raise OptionError(f"argument --log-dir: {reason}") from error
+
+    record = together(make, world)
     try:
         yield record
     finally:

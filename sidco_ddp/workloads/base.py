@@ -1,13 +1,21 @@
 """What a task is, and the one rule by which all tasks deal their data out to the workers."""
 
-from collections.abc import Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from torch import Tensor, nn
 
+from sidco_ddp.workloads.recipe import Recipe
+
 Batch = tuple[Tensor, ...]
+
+
+class DataError(ValueError):
+    """Data that is missing, broken or too little; the message says where, what is expected and where to get it."""
 
 
 class Shard(NamedTuple):
@@ -18,47 +26,69 @@ class Shard(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Recipe:
-    """The settings a task trains well with; each can be overridden on the command line or by the caller."""
+class DataSource:
+    """Where a task's data comes from."""
 
-    epochs: int
-    batch_size: int  # per worker
-    lr: float
-    optimizer: str  # a name in `sidco_ddp.training.optimizers.OPTIMIZERS`
-    momentum: float
-    weight_decay: float
-    warmup_epochs: float  # the learning rate climbs linearly over these, then falls along a half cosine
+    data_dir: Path = Path("data")
+    synthetic: bool = False  # random data of the right shapes, which needs no files
+    download: bool = False  # fetch what is missing, where the data set allows it
+    workers: int = 0  # processes that load; 0: this one
 
 
-class Task(Protocol):
-    """A model, its data, its loss and its metric.
+class Task(ABC):
+    """A model, its data, its loss and its metrics.
 
     A task knows no process group: it is told its shard, and hands back sums that add up over the shards.
+
+    Raises:
+        DataError: the data of `source` cannot be had.
     """
 
-    name: str
-    recipe: Recipe
-    metric_name: str
-    higher_is_better: bool
+    name: ClassVar[str]
+    metric_name: ClassVar[str]  # of the metric that a run is judged by
+    higher_is_better: ClassVar[bool]
+    metric_range: ClassVar[tuple[float, float]]  # of values that a `--target` may have, ends excluded below
+    watched_metric: ClassVar[str] = ""  # what the plateau schedule goes by; empty: the loss of training
+    recipes: ClassVar[Mapping[str, Recipe]]  # by scale: "paper" and "small"
+
+    def __init__(self, recipe: Recipe, source: DataSource) -> None:
+        self.recipe, self.source = recipe, source
 
     @property
+    @abstractmethod
     def num_train_samples(self) -> int:
         """How many samples one epoch draws from, over all shards together."""
 
+    @abstractmethod
     def make_model(self) -> nn.Module:
         """A new model, initialised from torch's global random state."""
 
-    def batches(self, *, seed: int, epoch: int, shard: Shard, batch_size: int) -> Iterator[Batch]:
-        """This shard's batches of an epoch, on the CPU; as many, and as large, on every shard."""
+    @abstractmethod
+    def batches(self, *, seed: int, epoch: int, shard: Shard, batch_size: int, first: int = 0) -> Iterator[Batch]:
+        """This shard's batches of an epoch, from number `first` on, on the CPU; as many, and as large, on every shard.
 
+        Whatever is random in them follows from `seed`, `epoch` and the place in the global order alone, so that a
+        resumed epoch, and a world of another size with the same global batch, sees the same data.
+        """
+
+    @abstractmethod
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """The mean loss over a batch; `model` may be wrapped, for example in DistributedDataParallel."""
 
+    @abstractmethod
     def evaluate(self, model: nn.Module, shard: Shard) -> Tensor:
         """Sums over this shard's test samples, a 1-d float64 CPU tensor; each sample is in exactly one shard."""
 
-    def metric(self, sums: Tensor) -> float:
-        """The metric, from the sums of `evaluate` added up over all shards."""
+    @abstractmethod
+    def metrics(self, sums: Tensor) -> dict[str, float]:
+        """All metrics by name, from the sums of `evaluate` added up over all shards."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """What `loss` carries from one batch to the next, of this shard; tensors and plain types."""
+        return {}
+
+    def load_state_dict(self, saved: Mapping[str, Any]) -> None:  # noqa: B027 (most tasks carry nothing)
+        """Take over what `state_dict` gave."""
 
 
 def global_order(num_samples: int, *, seed: int, epoch: int) -> np.ndarray:
@@ -66,14 +96,34 @@ def global_order(num_samples: int, *, seed: int, epoch: int) -> np.ndarray:
     return np.random.default_rng((seed, epoch)).permutation(num_samples)
 
 
-def local_batches(num_samples: int, shard: Shard, batch_size: int) -> Iterator[slice]:
-    """The positions in the global order that make up each batch of a shard.
+def local_batches(num_samples: int, shard: Shard, batch_size: int, first: int = 0) -> Iterator[slice]:
+    """The positions in the global order that make up each batch of a shard, from batch number `first` on.
 
     A global batch is `world_size * batch_size` neighbours in the order and rank r takes the r-th part of it, so two
     worlds with equal global batches train on equal data. What is left over at the end, less than one global batch, sits
     the epoch out: every rank then has the same number of equal batches, as averaging gradients over ranks presumes.
     """
     global_size = shard.world_size * batch_size
-    for start in range(0, num_samples - global_size + 1, global_size):
-        first = start + shard.rank * batch_size
-        yield slice(first, first + batch_size)
+    for start in range(first * global_size, num_samples - global_size + 1, global_size):
+        begin = start + shard.rank * batch_size
+        yield slice(begin, begin + batch_size)
+
+
+def find_folder(source: DataSource, name: str, *, holds: str, remedy: str) -> Path:
+    """The folder of the data set `name`: inside the data folder, or that folder itself.
+
+    Args:
+        source: where to look.
+        name: of the folder.
+        holds: what must be in it, a path relative to it.
+        remedy: where the data comes from, for the message.
+
+    Raises:
+        DataError: there is none.
+    """
+    for folder in (source.data_dir / name, source.data_dir):
+        if (folder / holds).exists():
+            return folder
+    raise DataError(
+        f"--data-dir {str(source.data_dir)!r}: there is no {name}/{holds} in it; {remedy}, or give --synthetic"
+    )
