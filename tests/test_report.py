@@ -19,7 +19,7 @@ CONFIG = {"task": "toy", "scale": "small", "world_size": 2, "batch_size": 4, "to
 def make_run(folder, compressor, ratio=0.01, *, metrics=((3.0, 0.5), (6.0, 0.9)), seconds=1.0, khat=None, **others):
     """A run of 4 steps by default, with evaluations at even intervals: pairs of elapsed seconds and metric."""
     config = {**CONFIG, "compressor": compressor, "ratio": ratio, "seed": others.pop("seed", 0)}
-    config |= {"log_dir": str(folder.parent), "quiet": True, "data": "/somewhere/else"}
+    config |= {"log_dir": str(folder.parent), "quiet": True, "data_dir": "here", "recipe": {"of": "/somewhere/else"}}
     config |= others.pop("config", {})
     khat = [None if compressor == "none" else 1.0] * 4 if khat is None else khat
     folder.mkdir(parents=True)
@@ -241,6 +241,23 @@ def test_a_killed_run_counts_as_far_as_it_came(runs, capsys):
     assert row(found, "killed")["seconds"] == 3.0
 
 
+def test_a_run_that_goes_on_from_a_checkpoint_is_said_to(runs, capsys):
+    folder = make_run(runs / "rest", "topk", metrics=((20.0, 0.7), (30.0, 0.95)), seconds=2.0, seed=1)
+    for name in ("metrics.jsonl", "evaluations.jsonl"):
+        lines = [json.loads(line) for line in (folder / name).read_text().splitlines()]
+        (folder / name).write_text("".join(json.dumps({**line, "step": line["step"] + 100}) + "\n" for line in lines))
+    (found,) = report(runs)
+    assert found["notes"] == ["rest goes on from a checkpoint: what came before step 101 is not in it"]
+    assert row(found, "rest")["speedup"] == 6 / 30
+    assert digest(read_run(folder))["curves"]["seconds"] == [18.0, 20.0, 22.0, 24.0]
+
+
+def test_a_killed_run_has_what_its_config_says(tmp_path):
+    config = {"higher_is_better": False, "target": 7.0}
+    run = digest(read_run(make_run(tmp_path / "run", "none", complete=False, config=config)))
+    assert (run["higher_is_better"], run["target"]) == (False, 7.0)
+
+
 def test_seconds_of_a_step_follow_the_clock_of_the_evaluations():
     steps = [{"step": number, "step_seconds": 1.0} for number in range(1, 6)]
     evaluations = [{"step": 2, "seconds": 3.0}, {"step": 4, "seconds": 7.0}]
@@ -284,6 +301,7 @@ def test_a_pack_gives_the_same_report(runs, tmp_path, capsys, style):
     written = pack.read_text()
     assert str(tmp_path) not in written, "no path of the machine"
     assert "somewhere" not in written
+    assert "here" not in written
     assert json.loads(written)["runs"][0]["config"]["total_steps"] == 4
     if style == "json":
         assert json.loads(direct)["comparisons"][0]["target"] == 0.9
