@@ -119,6 +119,8 @@ def _notes(runs: list[Run], to_target: float) -> Iterable[str]:
     if not math.isfinite(to_target):
         yield "the baseline does not reach the target, so there is no speed-up"
     for run in runs:
+        if run["first_step"] > 1:
+            yield f"{run['name']} goes on from a checkpoint: what came before step {run['first_step']} is not in it"
         if not run["complete"]:
             planned = run["config"].get("total_steps")
             yield f"{run['name']} was broken off after {run['steps']}{f' of {planned}' if planned else ''} steps"

@@ -12,7 +12,7 @@ WINDOW = 20  # steps of a running mean, at least
 PARTS = ("data", "compute", "compress", "exchange", "optimizer", "step")  # of a step's time; "step" is all of it
 LOWER_IS_BETTER = ("loss", "perplexity", "error", "cer", "wer")  # where a record does not say it
 MAYBE = ("epoch", "train_loss", "bytes_sent")  # fields of an evaluation
-DROPPED = ("log_dir", "quiet")  # of the config: says nothing about the run
+DROPPED = ("quiet", "list_tasks", "download", "resume", "keep", "checkpoint_every")  # says nothing about the run
 
 
 def digest(record: Record) -> dict[str, Any]:
@@ -20,6 +20,7 @@ def digest(record: Record) -> dict[str, Any]:
 
     * `name`, `config` (without paths), `complete` (False where the run was broken off), `metric_name`,
       `higher_is_better`, `target` (that the run was given, or None), `seconds` (of the loop, evaluations included);
+    * `first_step` (more than 1 where the run went on from a checkpoint, in a record of its own);
     * `steps`, `bytes_per_step` and `dense_bytes_per_step` (means over the steps, a rank's), and `samples_per_second`
       (all ranks' samples over the time of the steps alone);
     * `khat_over_k`, `raw_khat_over_k`: `spread` over the compressed steps, None where there are none;
@@ -27,19 +28,21 @@ def digest(record: Record) -> dict[str, Any]:
     * `evaluations`: a list for each field;
     * `curves`: lists of at most `POINTS` entries, see `thin`.
     """
-    config = {name: value for name, value in record.config.items() if name not in DROPPED and not _is_path(value)}
+    config = _without_paths({name: value for name, value in record.config.items() if name not in DROPPED})
     steps, summary = record.steps, record.summary or {}
     step_seconds = sum(row["step_seconds"] for row in steps)
     elapsed = elapsed_seconds(steps, record.evaluations)
-    metric_name = record.evaluations[-1]["metric_name"] if record.evaluations else None
+    metric_name = record.evaluations[-1]["metric_name"] if record.evaluations else config.get("metric_name")
+    says = {**config, **summary}
     return {
         "name": record.folder.resolve().name,
         "config": config,
         "complete": record.summary is not None,
         "metric_name": metric_name,
-        "higher_is_better": summary.get("higher_is_better", not _counts_down(metric_name)),
-        "target": summary.get("target"),
+        "higher_is_better": says.get("higher_is_better", not _counts_down(metric_name)),
+        "target": says.get("target"),
         "seconds": summary.get("seconds", float(elapsed[-1])),
+        "first_step": steps[0]["step"],
         "steps": len(steps),
         "samples_per_second": len(steps) * config["batch_size"] * config["world_size"] / step_seconds,
         "bytes_per_step": sum(row["bytes_sent"] for row in steps) / len(steps),
@@ -76,13 +79,18 @@ def spread(values: Iterable[float | None]) -> dict[str, Any] | None:
 
 
 def elapsed_seconds(steps: Sequence[dict[str, Any]], evaluations: Sequence[dict[str, Any]]) -> np.ndarray[Any, Any]:
-    """Seconds from the start to the end of each step: the steps' own times, set right at every evaluation before it."""
+    """Seconds from the start to the end of each step: the steps' own times, set right at every evaluation before it.
+
+    Of a record that does not begin with the run, the first evaluation sets all steps right.
+    """
     own = np.cumsum([row["step_seconds"] for row in steps])
     numbers = np.array([row["step"] for row in steps])
     between = np.zeros(len(steps))
     for evaluation in evaluations:
         done = int(np.searchsorted(numbers, evaluation["step"], side="right"))
         if done:
+            if numbers[0] > 1 and not between.any():
+                between[:done] = evaluation["seconds"] - own[done - 1]
             between[done:] = evaluation["seconds"] - own[done - 1]
     return np.asarray(own + between)
 
@@ -132,6 +140,12 @@ def _mean(values: np.ndarray[Any, Any]) -> float | None:
 
 def _short(value: float) -> float | None:
     return None if np.isnan(value) else float(f"{value:.6g}")
+
+
+def _without_paths(config: dict[str, Any]) -> dict[str, Any]:
+    """What is a path, or by its name a folder, tells of a machine and not of the run."""
+    kept = {name: value for name, value in config.items() if not name.endswith("_dir") and not _is_path(value)}
+    return {name: _without_paths(value) if isinstance(value, dict) else value for name, value in kept.items()}
 
 
 def _is_path(value: Any) -> bool:

@@ -12,6 +12,8 @@ from sidco_ddp.tools.report.comparison import GROUP, group_of
 from sidco_ddp.tools.report.curves import draw_curves
 from sidco_ddp.tools.report.records import ReportError
 
+DPI = 120
+
 
 def draw(comparisons: Sequence[dict[str, Any]], runs: Sequence[dict[str, Any]], folder: Path) -> Iterator[Path]:
     """Draw each comparison of the `runs` into `<task>-<scale>-<N>ranks-curves.png` and `...-measures.png`.
@@ -31,7 +33,7 @@ def draw(comparisons: Sequence[dict[str, Any]], runs: Sequence[dict[str, Any]], 
 
 def _save(figure: Figure, path: Path) -> Path:
     try:
-        figure.savefig(path, dpi=120, format="png")
+        figure.savefig(path, dpi=DPI, format="png")
     except OSError as error:
         raise ReportError(f"--output: {str(path)!r} cannot be written ({error.strerror or error})") from None
     return path
