@@ -162,6 +162,8 @@ settle_interface() {
 # start COMMAND...: become it, so that signals reach it and its status is the script's; or print it
 start() {
     local name
+    # torchrun takes PET_... for its options; a version without this option does not look.
+    keep_or_set PET_SIGNALS_TO_HANDLE SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1 "what torchrun hands on to the ranks"
     if ((dry_run)); then
         for name in "${chosen[@]}"; do
             [[ -z ${!name:-} ]] || printf '%s=%q ' "$name" "${!name}"

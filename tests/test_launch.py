@@ -52,7 +52,8 @@ def test_local_takes_the_loopback_a_free_port_and_its_share_of_the_cores(fakes: 
     variables, command, err = dry_run(
         "local.sh", "--nproc-per-node", "3", "--dry-run", "--", "--steps", "a b", env=environment(fakes)
     )
-    assert variables == {"OMP_NUM_THREADS": "4", "GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "=lo"}
+    chosen = {"OMP_NUM_THREADS": "4", "GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "=lo"}
+    assert variables == {**chosen, "PET_SIGNALS_TO_HANDLE": "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1"}
     assert command[:2] == ["torchrun", "--standalone"]
     assert after(command, "--nproc-per-node") == "3"
     assert command[-3:] == [str(ROOT / "train.py"), "--steps", "a b"]
@@ -114,6 +115,7 @@ def test_jobs_have_ports_of_their_own(fakes: Path) -> None:
 @pytest.mark.parametrize("script", ["local.sh", "multinode.sh"])
 def test_what_the_user_has_set_stays(fakes: Path, script: str) -> None:
     mine = {"OMP_NUM_THREADS": "5", "GLOO_SOCKET_IFNAME": "mine0", "NCCL_SOCKET_IFNAME": "^docker"}
+    mine |= {"PET_SIGNALS_TO_HANDLE": "SIGTERM"}
     cluster = {"MASTER_ADDR": "10.1.0.9", "MASTER_PORT": "4242", "SLURM_CPUS_PER_TASK": "8"}
     options = ["--nnodes", "2"] if script == "multinode.sh" else []
     variables, command, err = dry_run(script, *options, "--dry-run", env=environment(fakes, **mine, **cluster))
@@ -142,7 +144,7 @@ def test_without_the_ip_command_no_interface_is_chosen(tmp_path: Path) -> None:
         (folder / name).symlink_to(found)
     for script, options in (("local.sh", []), ("multinode.sh", ["--nnodes=2", "--master=10.1.0.9", "--port=5"])):
         variables, command, err = dry_run(script, *options, "--dry-run", env={"PATH": str(folder)})
-        assert list(variables) == ["OMP_NUM_THREADS"]
+        assert list(variables) == ["OMP_NUM_THREADS", "PET_SIGNALS_TO_HANDLE"]
         assert "no ip command here (package iproute2): the interface is left to Gloo and NCCL; set GLOO" in err
         assert "--rdzv-conf" not in command
 
