@@ -221,9 +221,10 @@ def test_tasks_scales_and_world_sizes_are_compared_apart(runs, capsys):
 
 
 def test_runs_that_differ_in_more_than_the_scheme_are_said_to(runs):
-    make_run(runs / "cuda", "topk", config={"device": "cuda:0"}, seed=1)
+    other = {"device": "cuda:0", "recipe": {"momentum": 0.5}, "versions": {"torch": "9"}}
+    make_run(runs / "cuda", "topk", config=other, seed=1)
     (found,) = report(runs)
-    assert found["notes"] == ["the runs differ in device: cpu, cuda:0"]
+    assert found["notes"] == ["the runs differ in device: cpu, cuda:0", "the runs differ in momentum: 0.5, None"]
 
 
 def test_a_killed_run_counts_as_far_as_it_came(runs, capsys):

@@ -10,7 +10,8 @@ from sidco_ddp.tools.report.measures import Run, over_seeds, reached, row_of, sc
 from sidco_ddp.tools.report.records import ReportError
 
 GROUP = ("task", "scale", "world_size")
-UNCOMPARED = ("compressor", "ratio", "seed", "versions")  # what the runs of one comparison may differ in
+# What the runs of one comparison may differ in, or say a second time.
+UNCOMPARED = ("compressor", "ratio", "seed", "steps", "max_steps")
 
 
 def compare(runs: Sequence[Run], baseline: Sequence[Run] = (), target: float | None = None) -> list[dict[str, Any]]:
@@ -124,10 +125,19 @@ def _notes(runs: list[Run], to_target: float) -> Iterable[str]:
         if not run["complete"]:
             planned = run["config"].get("total_steps")
             yield f"{run['name']} was broken off after {run['steps']}{f' of {planned}' if planned else ''} steps"
-    for name in dict.fromkeys(name for run in runs for name in run["config"]):
-        values = {str(run["config"].get(name)) for run in runs}
-        if name not in UNCOMPARED and len(values) > 1:
+    settings = [_flat(run["config"]) for run in runs]
+    for name in dict.fromkeys(name for found in settings for name in found):
+        values = {str(found.get(name)) for found in settings}
+        if len(values) > 1:
             yield f"the runs differ in {name}: {', '.join(sorted(values))}"
+
+
+def _flat(config: dict[str, Any]) -> dict[str, Any]:
+    """What runs should have in common, the recipe's settings among the rest."""
+    inner = {name: value for found in config.values() if isinstance(found, dict) for name, value in found.items()}
+    outer = {name: value for name, value in config.items() if not isinstance(value, dict)}
+    versions = config.get("versions", {})
+    return {name: value for name, value in {**inner, **outer}.items() if name not in (*UNCOMPARED, *versions)}
 
 
 def _place(group: tuple[tuple[Any, ...], list[Run]]) -> tuple[str, str, int]:
