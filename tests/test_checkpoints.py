@@ -257,6 +257,24 @@ def test_the_step_counts_and_not_the_clock(saved: Path, tmp_path: Path, caplog: 
     assert any("step-00000006, after step 6" in record.getMessage() for record in caplog.records)
 
 
+def test_a_folder_with_checkpoints_of_such_a_run_is_not_started_over(saved: Path, tmp_path: Path) -> None:
+    """The new run's checkpoints would be removed as the oldest, and the old run's be taken for the latest."""
+    reason = (
+        r"has checkpoints of this run, the latest is step-00000006; give --resume auto to go on from it, or another"
+    )
+    with pytest.raises(OptionError, match=reason):
+        train_here(["--steps", "2", "--checkpoint-dir", str(saved), *logs(tmp_path)])
+    train_here(["--steps", "2", "--seed", "1", "--checkpoint-dir", str(saved), *logs(tmp_path)])  # of another run
+
+
+def test_later_checkpoints_are_set_aside_when_a_run_goes_on_from_an_earlier_one(saved: Path, tmp_path: Path) -> None:
+    earlier = ["--resume", str(saved / "step-00000002"), "--checkpoint-every", "3", "--keep", "1"]
+    assert train_here(["--steps", "3", "--checkpoint-dir", str(saved), *earlier, *logs(tmp_path)])["saved"]
+    assert [path.name for path in saved.glob("step-*")] == ["step-00000003"]
+    aside = sorted(path.name[:19] for path in saved.glob("aside-*"))
+    assert aside == ["aside-step-00000004", "aside-step-00000006"]
+
+
 def test_nothing_to_go_on_from(tmp_path: Path) -> None:
     summary = train_here(
         ["--steps", "2", "--checkpoint-dir", str(tmp_path / "new"), "--resume", "auto", *logs(tmp_path)]

@@ -174,9 +174,12 @@ def build_trainer(
     )
     if loaded is not None:
         restore(trainer, loaded)
-        if directory is not None and checkpoints is not None:
-            checkpoints.resumed(trainer.totals.steps, in_place=loaded.path.parent == directory.path)
         progress.resume(trainer.totals.steps)
+    if directory is not None and checkpoints is not None:
+        if loaded is not None:
+            checkpoints.resumed(trainer.totals.steps, in_place=loaded.path.parent == directory.path)
+        elif options.resume is None:
+            checkpoints.begin()
     return trainer
 
 

@@ -214,11 +214,25 @@ class Directory:
         """The folders that claim to be complete, latest step first. The step counts, not the clock."""
         return sorted(self.path.glob("step-" + "[0-9]" * 8), reverse=True)
 
+    def own(self, identity: Mapping[str, str]) -> list[Path]:
+        """Those of the candidates that a run of this identity has made."""
+        return [path for path in self.candidates() if _identity_of(path) == identity]
+
+    def set_aside(self, step: int, identity: Mapping[str, str]) -> list[Path]:
+        """Rename this run's checkpoints of later steps, which it did not go on from; returns where they are now.
+
+        Else they would be taken for the latest, and those to come removed as the oldest.
+        """
+        moved = []
+        for path in self.own(identity):
+            if path.name > self.folder(step).name:
+                moved.append(path.rename(self.path / f"aside-{path.name}-{os.getpid()}"))
+        return moved
+
     def prune(self, keep: int, identity: Mapping[str, str]) -> None:
         """Remove the oldest checkpoints of this run's identity beyond `keep`, and what was never completed."""
-        own = [path for path in self.candidates() if _identity_of(path) == identity]
         left_over = [*self.path.glob("writing-*"), *self.path.glob("replaced-*")]
-        for path in [*own[keep:], *left_over]:
+        for path in [*self.own(identity)[keep:], *left_over]:
             shutil.rmtree(path, ignore_errors=True)
 
 

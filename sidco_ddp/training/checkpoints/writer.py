@@ -80,9 +80,37 @@ class Checkpoints:
             return step % self.every.steps == 0
         return self.every.seconds is not None and time.monotonic() - self._last_time >= self.every.seconds
 
+    def begin(self) -> None:
+        """The run starts from the beginning.
+
+        Raises:
+            OptionError: on all ranks, if the directory has checkpoints of such a run already.
+        """
+
+        def look() -> None:
+            found = self.directory.own(self.identity) if self.world.is_main else []
+            if found:
+                raise CheckpointError(
+                    f"argument --checkpoint-dir: {str(self.directory.path)!r} has checkpoints of this run, the latest "
+                    f"is {found[0].name}; give --resume auto to go on from it, or another folder"
+                )
+
+        together(look, self.world)
+
     def resumed(self, step: int, *, in_place: bool) -> None:
-        """The run goes on from a checkpoint; if that is `in_place`, in the same directory, it need not be saved."""
+        """The run goes on from a checkpoint; if that is `in_place`, in the same directory, it need not be saved.
+
+        Raises:
+            OptionError: on all ranks, if the checkpoints of later steps cannot be set aside.
+        """
         self.saved_step = step if in_place else None
+
+        def clear_the_way() -> None:
+            if self.world.is_main:
+                for path in self.directory.set_aside(step, self.identity):
+                    logger.warning("a checkpoint of a later step was set aside: %s", path)
+
+        together(clear_the_way, self.world)
 
     def start(self, step: int, snapshot: Snapshot) -> None:
         """Copy the state, and begin to write it."""
