@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from contextlib import closing
 from typing import Any
 
-from sidco_ddp.training.console import configure_logging, kept_stdout, refusals
+from sidco_ddp.training.console import FAILED, configure_logging, kept_stdout, refusals
 from sidco_ddp.training.distributed import World, find_world, process_group
 from sidco_ddp.training.interrupt import Interrupt
 from sidco_ddp.training.job import build_task, build_trainer, checkpoint_directory, describe_run, list_tasks, plan_of
@@ -33,10 +33,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 return 0
             configure_logging(logging.INFO if world.is_main and not options.quiet else logging.WARNING)
             with kept_stdout() as stdout:
-                with process_group(world, options.patience) as store, refusals("train.py", store):
+                with (
+                    refusals("train.py"),
+                    process_group(world, options.patience) as store,
+                    refusals("train.py", store),
+                ):
                     summary = run(options, world, interrupt)
                 if world.is_main:
                     print(to_json(summary), file=stdout, flush=True)
+            if not summary.get("saved", True):
+                return FAILED
+        except SystemExit:  # which says why itself
+            raise
         except BaseException:
             # Whatever else goes wrong after a signal does so because the other ranks are leaving as well.
             if not interrupt.requested:

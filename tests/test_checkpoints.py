@@ -8,6 +8,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,10 @@ from runs import LAUNCHER_VARIABLES, TORCHRUN, finish, lines, only_folder, start
 
 from sidco_ddp import SIDCoState
 from sidco_ddp.redistribute import redistribute, sources
-from sidco_ddp.training.checkpoints.directory import CheckpointError, Directory, Manifest, read_manifest
+from sidco_ddp.training.checkpoints.directory import Directory
+from sidco_ddp.training.checkpoints.manifest import CheckpointError, Manifest, read_manifest
 from sidco_ddp.training.errors import OptionError, RunError
+from sidco_ddp.training.loop import Trainer
 from sidco_ddp.training.rendezvous import fresh_store
 from sidco_ddp.training.replicas import check_replicas, checksums
 from sidco_ddp.training.resume import random_state, set_random_state
@@ -42,7 +45,7 @@ def load(checkpoint: Path) -> dict[str, Any]:
     content = {path.name: torch.load(path, weights_only=True) for path in sorted(checkpoint.glob("*.pt"))}
     for name in content:
         if name.startswith("rank-"):
-            for measured in ("seconds", "step_seconds"):
+            for measured in ("seconds", "step_seconds", "evaluated_seconds"):
                 del content[name]["totals"][measured]
     return content
 
@@ -309,10 +312,13 @@ def test_the_last_ones_are_kept_and_those_of_others(tmp_path: Path) -> None:
 
 def test_a_step_that_is_saved_again_replaces_the_old_one(tmp_path: Path) -> None:
     directory = Directory(tmp_path)
-    for version in ("a", "b"):
+    for _ in range(2):
         directory.start(5)
-        directory.commit(manifest(5, task=version))
-    assert read_manifest(tmp_path / "step-00000005").identity == {"task": "b"}
+        directory.commit(manifest(5, task="a"))
+    directory.start(5)
+    with pytest.raises(CheckpointError, match="step-00000005 is of another run; give each run a folder of its own"):
+        directory.commit(manifest(5, task="b"))
+    assert read_manifest(tmp_path / "step-00000005").identity == {"task": "a"}
 
 
 def test_two_runs_cannot_have_one_folder(tmp_path: Path) -> None:
@@ -336,7 +342,10 @@ def test_a_folder_that_is_not_shared(tmp_path: Path, monkeypatch: pytest.MonkeyP
     with pytest.raises(
         CheckpointError, match=r"is not the folder that the main rank has; give one that all ranks share"
     ):
-        Directory(tmp_path).check_is_shared()
+        Directory(tmp_path).check_is_shared("word")
+    (tmp_path / "lock").write_text("7 on elsewhere\nother\n")  # left there by an earlier run of this machine alone
+    with pytest.raises(CheckpointError, match=r"is not the folder that the main rank has"):
+        Directory(tmp_path).check_is_shared("word")
 
 
 @pytest.fixture
@@ -373,6 +382,75 @@ def test_a_full_disk_leaves_the_last_checkpoint_and_the_run_alone(
 def test_a_bad_interval_is_refused(value: str) -> None:
     with pytest.raises(OptionError, match=rf"--checkpoint-every: '{value}' is refused; give steps, such as 500, or a"):
         train_here(["--checkpoint-every", value])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--keep", "2"], "argument --keep: there is nothing to save to; give --checkpoint-dir DIR"),
+        (["--checkpoint-every", "5"], "argument --checkpoint-every: there is nothing to save to"),
+        (["--checkpoint-dir", ""], "argument --checkpoint-dir: '' is refused"),
+        (["--timeout", "1e20"], "argument --timeout: '1e20' is refused; give seconds"),
+    ],
+)
+def test_options_that_would_do_nothing_are_refused(arguments: list[str], message: str) -> None:
+    with pytest.raises(OptionError, match=re.escape(message)):
+        train_here(arguments)
+
+
+def test_fewer_steps_than_were_done_are_refused(saved: Path, tmp_path: Path) -> None:
+    with pytest.raises(
+        OptionError, match=r"argument --steps: 5 is less than the 6 steps of .*step-00000006; give more"
+    ):
+        train_here(["--steps", "5", "--resume", str(saved), *logs(tmp_path)])
+
+
+def test_the_settings_are_those_asked_for_on_resume(saved: Path, tmp_path: Path) -> None:
+    changed = ["--set", "momentum=0.5", "--set", "weight_decay=0", "--checkpoint-dir", str(tmp_path / "new")]
+    train_here(["--steps", "8", "--resume", str(saved), *changed, *logs(tmp_path)])
+    (group,) = load(tmp_path / "new" / "step-00000008")["shared.pt"]["optimizer"]["param_groups"]
+    assert (group["momentum"], group["weight_decay"]) == (0.5, 0)
+    with pytest.raises(OptionError, match="its optimizer is 'sgd', this one's 'adamw'"):
+        train_here(["--resume", str(saved / "step-00000006"), "--optimizer", "adamw", *logs(tmp_path)])
+
+
+def test_new_checkpoints_stay_where_all_that_are_there_are_broken(saved: Path, tmp_path: Path) -> None:
+    for path in saved.glob("step-*"):
+        truncate(path)
+    options = ["--steps", "3", "--checkpoint-dir", str(saved), "--resume", "auto", "--keep", "1"]
+    assert train_here([*options, *logs(tmp_path)])["saved"]
+    assert [path.name for path in saved.glob("step-*")] == ["step-00000003"]
+
+
+def test_an_evaluation_that_a_signal_prevented_is_made_up_for(tmp_path: Path) -> None:
+    """A signal before the end of an epoch saves at once; the evaluation comes when the run goes on."""
+    common = ["--batch-size", "450", "--epochs", "4", *logs(tmp_path)]  # three steps an epoch
+    whole = train_here([*common, "--checkpoint-dir", str(tmp_path / "whole")])
+    saving = [*common, "--checkpoint-dir", str(tmp_path / "cut"), "--resume", "auto"]
+    with pytest.raises(KeyboardInterrupt), interrupted_after(6):
+        train_here(saving)
+    assert load(tmp_path / "cut" / "step-00000006")["rank-00000.pt"]["totals"]["batch"] == 3
+    rest = train_here(saving)
+    measured = {"seconds": 0, "samples_per_second": 0}
+    assert {**whole, **measured} == {**rest, **measured}
+    ends = (tmp_path / name / "step-00000012" for name in ("whole", "cut"))
+    left, right = (load(path) for path in ends)
+    assert differences(left, right) == []
+
+
+@contextmanager
+def interrupted_after(steps: int) -> Iterator[None]:
+    """A signal that comes just before a step."""
+    with pytest.MonkeyPatch.context() as patch:
+        whole = Trainer._train_step
+
+        def train_step(self: Trainer, *arguments: Any) -> None:
+            whole(self, *arguments)
+            if self.totals.steps == steps - 1:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+        patch.setattr(Trainer, "_train_step", train_step)
+        yield
 
 
 # ---- signals
@@ -574,5 +652,5 @@ def test_what_an_earlier_attempt_left_in_the_store_is_not_read() -> None:
 def test_a_rank_that_does_not_come_is_waited_for_so_long_and_no_longer() -> None:
     store = torch.distributed.HashStore()
     for rank in range(2):
-        with pytest.raises(TimeoutError, match="did not come within the time"):
+        with pytest.raises(RunError, match="did not come within the time"):
             fresh_store(store, rank, 3, timedelta(seconds=0.2))

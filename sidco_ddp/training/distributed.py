@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -130,6 +130,17 @@ def together(action: Callable[[], T], world: World) -> T:
     return cast(T, result)
 
 
+def from_main(action: Callable[[], T], world: World) -> T:
+    """What the main rank gets, on every rank: what lies on its disk, for example, others may see late or not at all.
+
+    Raises:
+        OptionError: on every rank, if `action` raised a `ValueError` or an `OSError` on the main rank.
+    """
+    found: list[Any] = [together(action if world.is_main else lambda: None, world)]
+    dist.broadcast_object_list(found, src=0)
+    return cast(T, found[0])
+
+
 def copy_buffers_from_main(module: nn.Module) -> None:
     """Give every rank the main rank's buffers, such as the running statistics of batch normalisation."""
     for buffer in module.buffers():
@@ -149,6 +160,7 @@ def leave_together(environment: Mapping[str, str] = os.environ) -> None:
         rank, world_size, _ = find_rank(environment)
         if world_size > 1:
             store, _, _ = next(rendezvous("env://", rank, world_size, timeout=_PATIENCE))
+            store = fresh_store(store, rank, world_size, _PATIENCE)
             store.set(f"leaving/{rank}", "")
             store.wait([f"leaving/{other}" for other in range(world_size)], _PATIENCE)
 

@@ -1,16 +1,13 @@
 """Signals that end a run: at once while it is being set up or torn down, after the current step while it trains."""
 
 import signal
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import Any
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)  # Ctrl-C; a launcher's or scheduler's end; a preemption
-_INSISTING = (
-    2.0  # seconds after which another Ctrl-C is a second one: a terminal and a launcher may both send the first
-)
+# Ctrl-C; a launcher's or a scheduler's end; a preemption; a terminal that is closed
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 
 
 class Interrupt:
@@ -19,7 +16,6 @@ class Interrupt:
     def __init__(self) -> None:
         self.requested = 0
         self._deferred = False
-        self._since = 0.0
         self._previous: dict[int, Any] = {}
 
     def __enter__(self) -> "Interrupt":
@@ -37,10 +33,7 @@ class Interrupt:
 
     @contextmanager
     def deferred(self) -> Iterator[None]:
-        """Only take note of a signal: an exception amid a backward pass would leave the exchange half done.
-
-        A second Ctrl-C, some seconds after the first, is not deferred: an exchange may wait for a rank that is gone.
-        """
+        """Only take note of a signal: an exception amid a backward pass would leave the exchange half done."""
         self._deferred = True
         try:
             yield
@@ -53,9 +46,6 @@ class Interrupt:
         raise KeyboardInterrupt
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        now = time.monotonic()
         first, self.requested = not self.requested, self.requested or number
-        self._since = now if first else self._since
-        insists = number == signal.SIGINT and now - self._since > _INSISTING
-        if (first and not self._deferred) or (self._deferred and insists):
+        if first and not self._deferred:
             raise KeyboardInterrupt

@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 import sidco_ddp
 from sidco_ddp.training.checkpoints import Checkpoints, Directory, load_latest, load_path
 from sidco_ddp.training.checkpoints.reader import Loaded
-from sidco_ddp.training.distributed import World, together
+from sidco_ddp.training.distributed import World, from_main, together
 from sidco_ddp.training.errors import OptionError
 from sidco_ddp.training.interrupt import Interrupt
 from sidco_ddp.training.loop import Trainer
@@ -105,8 +105,8 @@ def checkpoint_directory(options: Options, world: World) -> Iterator[Directory |
         return
     directory = Directory(options.checkpoint_dir)
     try:
-        together(directory.open if world.is_main else _nothing, world)
-        together(directory.check_is_shared, world)
+        word = from_main(directory.open, world)
+        together(lambda: directory.check_is_shared(word), world)
     except OptionError as error:
         raise OptionError(f"argument --checkpoint-dir: {error}") from error
     try:
@@ -136,6 +136,7 @@ def build_trainer(
         "samples": str(task.num_train_samples),
         "compressor": options.compressor,
         "ratio": f"{options.ratio:g}",
+        "optimizer": task.recipe.optimizer,
         "seed": str(options.seed),
     }
     loaded = _find_checkpoint(options, directory, identity, world)
@@ -174,12 +175,19 @@ def build_trainer(
     )
     if loaded is not None:
         restore(trainer, loaded)
+        if plan.max_steps is not None and trainer.totals.steps > plan.max_steps:
+            raise OptionError(
+                f"argument --steps: {plan.max_steps} is less than the {trainer.totals.steps} steps of {loaded.path}; "
+                "give more"
+            )
         progress.resume(trainer.totals.steps)
     if directory is not None and checkpoints is not None:
         if loaded is not None:
             checkpoints.resumed(trainer.totals.steps, in_place=loaded.path.parent == directory.path)
         elif options.resume is None:
             checkpoints.begin()
+        else:
+            checkpoints.resumed(0, in_place=False)  # those that are there cannot be read
     return trainer
 
 
@@ -192,10 +200,6 @@ def _find_checkpoint(
         assert directory is not None  # the options were checked
         return load_latest(directory, identity, world)
     return load_path(Path(options.resume), identity, world)
-
-
-def _nothing() -> None:
-    pass
 
 
 def list_tasks() -> str:

@@ -67,18 +67,19 @@ class Trainer:
             if self.plan.target is not None and self.totals.steps == 0:
                 untrained = evaluate(self.task, self.model.module, self.totals, self.world)
                 refuse_a_target_that_is_met(self.task, self.plan, untrained)
+            if self._is_evaluation_owed:
+                self._end_step()
             while not self._is_finished:
                 self._train_epoch()
             saved = {} if self.checkpoints is None else {"saved": self._save()}
-        seconds = self._seconds
         return {
             "steps": self.totals.steps,
             "epochs": self.totals.epochs_begun,
             **self.totals.outcome,
             **self.totals.summary(),
-            "samples_per_second": self._samples / self.totals.step_seconds,
-            "seconds": seconds,
-            **self._target_summary(seconds if meets_target(self.task, self.plan, self.totals.outcome) else None),
+            "samples_per_second": self.totals.samples / self.totals.step_seconds,
+            "seconds": self._seconds,
+            **self._target_summary(),
             **saved,
         }
 
@@ -87,12 +88,14 @@ class Trainer:
         return replace(self.totals, seconds=self._seconds)
 
     @property
-    def _samples(self) -> int:
-        return self.totals.steps * self.task.recipe.batch_size * self.world.world_size
-
-    @property
     def _seconds(self) -> float:
         return self.totals.seconds + time.perf_counter() - self._started
+
+    @property
+    def _is_evaluation_owed(self) -> bool:
+        """Whether the run was ended by a signal, and saved, between a step and what comes at the end of that step."""
+        at_the_end = self.totals.steps == self.plan.max_steps and self.totals.evaluated_step != self.totals.steps
+        return self.totals.batch == self.plan.steps_per_epoch or (at_the_end and self.totals.steps > 0)
 
     @property
     def _is_finished(self) -> bool:
@@ -120,8 +123,11 @@ class Trainer:
             self._train_step(batch, started)
             if self.check_replicas_every and totals.steps % self.check_replicas_every == 0:
                 check_replicas(self.model.module, totals.steps)
+            decision = consensus.read()
+            if decision.stop:
+                self._stop(decision.stop)  # before an evaluation, which may take longer than there is time to leave
             self._end_step()
-            self._follow(consensus.read())
+            self._follow(decision)
             if self._is_finished or totals.batch == 0:
                 break
             started = time.perf_counter()
@@ -141,7 +147,7 @@ class Trainer:
         ended = time.perf_counter()
         compression = compression_metrics(self.state.stats())
         epoch = self.totals.epoch + 1
-        self.totals.add(value, ended - started, compression)
+        self.totals.add(value, self.task.recipe.batch_size * self.world.world_size, ended - started, compression)
         if self.record is not None:
             hook_seconds = compression["compress_seconds"] + compression["exchange_seconds"]
             step = {"step": self.totals.steps, "epoch": epoch, "loss": value, "lr": lr, "ratio": self.state.ratio}
@@ -161,17 +167,20 @@ class Trainer:
         last = self.totals.steps == self.plan.max_steps or (epoch_is_over and self.totals.epoch + 1 == self.plan.epochs)
         if last or (epoch_is_over and (self.totals.epoch + 1) % every == 0):
             self.totals.outcome = evaluate(self.task, self.model.module, self.totals, self.world)
+            self.totals.evaluated_step, self.totals.evaluated_seconds = self.totals.steps, self._seconds
             self._report(self.totals.outcome)
+            if epoch_is_over:
+                watched = self.task.watched_metric
+                outcome = self.totals.outcome
+                self.schedule.end_epoch(outcome["metrics"][watched] if watched else outcome["train_loss"])
         if epoch_is_over:
             self.totals.end_epoch()
 
     def _report(self, outcome: Mapping[str, Any]) -> None:
-        """Tell the schedule, the record and the reader of an evaluation."""
-        steps, epoch, seconds = self.totals.steps, self.totals.epochs_begun, self._seconds
-        watched = self.task.watched_metric
-        self.schedule.end_epoch(outcome["metrics"][watched] if watched else outcome["train_loss"])
+        """Tell the record and the reader of an evaluation."""
+        steps, epoch, seconds = self.totals.steps, self.totals.epochs_begun, self.totals.evaluated_seconds
         if self.record is not None:
-            reached = {"samples": self._samples, "bytes_sent": self.totals.bytes_sent, "seconds": seconds}
+            reached = {"samples": self.totals.samples, "bytes_sent": self.totals.bytes_sent, "seconds": seconds}
             self.record.evaluation({"step": steps, "epoch": epoch, **outcome, **reached})
             if not math.isfinite(outcome["train_loss"]):
                 logger.warning("the training loss is not finite; a lower --lr may help")
@@ -195,24 +204,29 @@ class Trainer:
                 self.checkpoints.finish()
             if decision.save:
                 self.checkpoints.start(self.totals.steps, lambda: snapshot(self))
-        if decision.stop:
-            if self.checkpoints is not None and not self._save():
-                raise RunError(
-                    f"signal {decision.stop} ends the run after step {self.totals.steps}, which is not saved"
-                )
-            logger.info("signal %d ends the run after step %d", decision.stop, self.totals.steps)
-            self.interrupt.stop(decision.stop)
+
+    def _stop(self, number: int) -> None:
+        """Save, and end the run as a signal asked for."""
+        steps = self.totals.steps
+        if self.checkpoints is not None and not self._save():
+            raise RunError(f"signal {number} ends the run after step {steps}, which could not be saved")
+        logger.info("signal %d ends the run after step %d", number, steps)
+        self.interrupt.stop(number)
 
     def _save(self) -> bool:
         assert self.checkpoints is not None
         return self.checkpoints.save(self.totals.steps, lambda: snapshot(self))
 
-    def _target_summary(self, seconds: float | None) -> dict[str, Any]:
+    def _target_summary(self) -> dict[str, Any]:
         """What it took to reach the target; None where it was not reached."""
         if self.plan.target is None:
             return {}
-        spent = {"seconds": seconds, "steps": self.totals.steps, "bytes": self.totals.bytes_sent}
-        reached = seconds is not None
+        reached = meets_target(self.task, self.plan, self.totals.outcome)
+        spent = {
+            "seconds": self.totals.evaluated_seconds,
+            "steps": self.totals.steps,
+            "bytes": self.totals.bytes_sent,
+        }
         return {
             "target": self.plan.target,
             **{f"target_{name}": value if reached else None for name, value in spent.items()},

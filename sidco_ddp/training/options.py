@@ -80,6 +80,15 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> Options:
         near = difflib.get_close_matches(unknown[0].split("=")[0], known, n=1)
         remedy = f"did you mean {near[0]}?" if near else "--help lists the options"
         raise OptionError(f"unrecognized arguments: {' '.join(unknown)}; {remedy}")
+    for name in ("checkpoint_dir", "resume", "log_dir", "data_dir"):
+        if given[name] == "":
+            raise OptionError(f"argument --{name.replace('_', '-')}: '' is refused; give a folder, or leave it out")
+    for name in ("checkpoint_every", "keep"):
+        if given[name] is not None and given["checkpoint_dir"] is None:
+            option = f"--{name.replace('_', '-')}"
+            raise OptionError(f"argument {option}: there is nothing to save to; give --checkpoint-dir DIR")
+    given["checkpoint_every"] = given["checkpoint_every"] or Every(seconds=600.0)
+    given["keep"] = given["keep"] or 3
     if given["resume"] == "auto" and given["checkpoint_dir"] is None:
         raise OptionError("argument --resume: 'auto' looks into the checkpoint folder; give --checkpoint-dir DIR")
     return Options(settings=_settings(given, given.pop("set")), **given)
@@ -115,6 +124,7 @@ def _make_parser() -> argparse.ArgumentParser:
     )
     positive = _number(float, "a number above 0", lambda value: 0 < value < math.inf)
     finite = _number(float, "a number", math.isfinite)
+    patience = _number(float, "seconds, from 0.1 to a million", lambda value: 0.1 <= value <= 1e6)
     at_least_one = _number(int, "a whole number of at least 1", lambda value: value >= 1)
     at_least_zero = _number(int, "a whole number of at least 0", lambda value: 0 <= value < 2**63)
     ratio = _number(float, "a number above 0 and at most 1, such as 0.001", lambda value: 0 < value <= 1)
@@ -148,7 +158,7 @@ def _make_parser() -> argparse.ArgumentParser:
     add("--device", default="auto", choices=DEVICES, help="auto is cuda where there is one (default: %(default)s)")
     add("--backend", default="auto", choices=BACKENDS, help="auto is nccl on cuda, gloo on cpu (default: %(default)s)")
 
-    add("--timeout", type=positive, metavar="SECONDS", help="end when an exchange takes longer (default: torch's)")
+    add("--timeout", type=patience, metavar="SECONDS", help="end when an exchange takes longer (default: torch's)")
     add(
         "--check-replicas",
         type=at_least_zero,
@@ -159,10 +169,8 @@ def _make_parser() -> argparse.ArgumentParser:
 
     add = parser.add_argument_group("checkpoints").add_argument
     add("--checkpoint-dir", metavar="DIR", help="where they are written; all ranks must see it (default: none are)")
-    add(
-        "--checkpoint-every", type=_every, default="10m", metavar="N", help="steps, or time: 30s, 10m, 2h (%(default)s)"
-    )
-    add("--keep", type=at_least_one, default=3, help="how many checkpoints stay (default: %(default)s)")
+    add("--checkpoint-every", type=_every, metavar="N", help="steps, or a time: 30s, 2h (default: 10m)")
+    add("--keep", type=at_least_one, help="how many checkpoints stay (default: 3)")
     add("--resume", metavar="auto|PATH", help="go on from the latest in --checkpoint-dir, if any, or from this one")
 
     add = parser.add_argument_group("record").add_argument

@@ -12,6 +12,8 @@ from datetime import timedelta
 
 import torch.distributed as dist
 
+from sidco_ddp.training.errors import RunError
+
 _PATIENCE = timedelta(minutes=5)  # machines may start minutes apart
 _POLL = 0.02  # seconds
 
@@ -28,7 +30,7 @@ def fresh_store(
     that word: what an earlier rank 0 has left there was said to others.
 
     Raises:
-        TimeoutError: not all ranks came.
+        RunError: not all ranks came.
     """
     deadline = time.monotonic() + patience.total_seconds()
     word = uuid.uuid4().hex
@@ -58,5 +60,5 @@ def fresh_store(
 def _wait(holds: Callable[[], bool], deadline: float, problem: str) -> None:
     while not holds():
         if time.monotonic() > deadline:
-            raise TimeoutError(f"{problem} within the time; see whether they have started, and reach MASTER_ADDR")
+            raise RunError(f"{problem} within the time; see whether all have started, and reach MASTER_ADDR")
         time.sleep(_POLL)

@@ -10,9 +10,10 @@ _PIECE = 1 << 20  # elements taken at a time
 
 
 def checksums(model: nn.Module) -> Tensor:
-    """One int64 a parameter, which a change of any bit of it changes, but for a chance of about 2⁻⁶⁴."""
+    """One int64 a parameter, which a change of any one element changes, and other changes but for a small chance."""
     device = next(model.parameters()).device
-    weights = torch.randint(-(2**62), 2**62, (_PIECE,), generator=torch.Generator().manual_seed(1)).to(device)
+    weights = torch.randint(-(2**62), 2**62, (_PIECE,), generator=torch.Generator().manual_seed(1))
+    weights = (weights | 1).to(device)  # odd: an even one would lose the highest bits of what it is multiplied by
     sums = []
     for parameter in model.parameters():
         data = torch.view_as_real(parameter.detach()) if parameter.is_complex() else parameter.detach()

@@ -25,14 +25,15 @@ logger = logging.getLogger(__name__)
 
 
 def snapshot(trainer: "Trainer") -> tuple[dict[str, Any], dict[str, Any]]:
-    """Copies, on the CPU, of what is the same on all ranks, and of what is this rank's own."""
-    module = trainer.model.module
-    shared = {
-        "model": module.state_dict(),
-        "optimizer": trainer.optimizer.state_dict(),
-        "schedule": trainer.schedule.state_dict(),
-        "batch": trainer.task.recipe.batch_size,
-    }
+    """Copies, on the CPU, of what is the same on all ranks (for the main rank to write), and of this rank's own."""
+    shared: dict[str, Any] = {}
+    if trainer.world.is_main:
+        shared = {
+            "model": trainer.model.module.state_dict(),
+            "optimizer": trainer.optimizer.state_dict(),
+            "schedule": trainer.schedule.state_dict(),
+            "batch": trainer.task.recipe.batch_size,
+        }
     own = {
         "hook": trainer.state.state_dict(),
         "totals": trainer.totals_now().state_dict(),
@@ -47,7 +48,11 @@ def restore(trainer: "Trainer", loaded: Loaded) -> None:
     world, saved_size = trainer.world, loaded.manifest.world_size
     own, shared = loaded.template, loaded.shared
     trainer.model.module.load_state_dict(shared["model"])
+    # Momenta and the like are the checkpoint's; the settings are those that were asked for now.
+    wanted = [{k: v for k, v in group.items() if k != "params"} for group in trainer.optimizer.param_groups]
     trainer.optimizer.load_state_dict(shared["optimizer"])
+    for group, settings in zip(trainer.optimizer.param_groups, wanted, strict=True):
+        group.update(settings)
     trainer.schedule.load_state_dict(shared["schedule"])
     totals = trainer.totals
     totals.load_state_dict(own["totals"])
@@ -73,9 +78,15 @@ def restore(trainer: "Trainer", loaded: Loaded) -> None:
         if saved_size != world.world_size:
             logger.info(
                 "it was made by %d ranks, there are %d now: the residuals were dealt out so that their mean is the "
-                "same, the order of the data goes on at sample %d of epoch %d, random states are new",
+                "same, random states are new",
                 saved_size,
                 world.world_size,
+            )
+        if new_global != old_global:
+            logger.info(
+                "the global batch was %d samples and is %d: the data goes on at sample %d of epoch %d",
+                old_global,
+                new_global,
                 totals.batch * new_global,
                 totals.epoch + 1,
             )

@@ -33,6 +33,7 @@ class Totals:
     steps: int = 0
     epoch: int = 0  # counted from 0, and how many of its batches are done:
     batch: int = 0
+    samples: int = 0  # of all ranks
     seconds: float = 0.0  # before this process started
     epoch_loss: float = 0.0  # sum over the steps of the current epoch
     epoch_steps: int = 0
@@ -43,7 +44,9 @@ class Totals:
     ratio_sum: float = 0.0
     ratio_min: float = math.inf
     ratio_max: float = -math.inf
-    outcome: dict[str, Any] = field(default_factory=dict)  # of the last evaluation
+    outcome: dict[str, Any] = field(default_factory=dict)  # of the last evaluation, and when that was:
+    evaluated_step: int = 0
+    evaluated_seconds: float = 0.0
 
     @property
     def epochs_begun(self) -> int:
@@ -56,9 +59,10 @@ class Totals:
         self.batch = 0
         self.epoch_loss, self.epoch_steps = 0.0, 0
 
-    def add(self, loss: float, seconds: float, compression: Mapping[str, Any]) -> None:
-        """Count one step: its loss, its time, and its `compression_metrics`."""
+    def add(self, loss: float, samples: int, seconds: float, compression: Mapping[str, Any]) -> None:
+        """Count one step: its loss, its samples on all ranks, its time, and its `compression_metrics`."""
         self.steps += 1
+        self.samples += samples
         self.batch += 1
         self.epoch_loss += loss
         self.epoch_steps += 1

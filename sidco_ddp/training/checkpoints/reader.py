@@ -6,19 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch.distributed as dist
-
 from sidco_ddp.redistribute import sources
-from sidco_ddp.training.checkpoints.directory import (
-    SHARED,
-    CheckpointError,
-    Directory,
-    Manifest,
-    rank_file,
-    read_file,
-    read_manifest,
-)
-from sidco_ddp.training.distributed import World, together
+from sidco_ddp.training.checkpoints.directory import Directory
+from sidco_ddp.training.checkpoints.files import SHARED, rank_file, read_file
+from sidco_ddp.training.checkpoints.manifest import MANIFEST, CheckpointError, Manifest, read_manifest
+from sidco_ddp.training.distributed import World, from_main, together
 from sidco_ddp.training.errors import OptionError
 
 logger = logging.getLogger(__name__)
@@ -48,13 +40,9 @@ def load_latest(directory: Directory, identity: Mapping[str, str], world: World)
 
     Those that are passed over are logged, with the reason.
     """
-    found: list[list[str]] = [[]]
-    if world.is_main:
-        found = [[str(path) for path in directory.candidates()]]
-    dist.broadcast_object_list(found, src=0)
-    for candidate in found[0]:
+    for candidate in from_main(directory.candidates, world):
         try:
-            return together(lambda path=candidate: _read(Path(path), identity, world), world)  # type: ignore[misc]
+            return together(lambda path=candidate: _read(path, identity, world), world)  # type: ignore[misc]
         except OptionError as error:
             if world.is_main:
                 logger.warning("passed over: %s", error)
@@ -67,7 +55,7 @@ def load_path(path: Path, identity: Mapping[str, str], world: World) -> Loaded:
     Raises:
         OptionError: on all ranks, if that cannot be done.
     """
-    if not (path / "manifest.json").exists() and Directory(path).candidates():
+    if from_main(lambda: not (path / MANIFEST).exists() and bool(Directory(path).candidates()), world):
         latest = load_latest(Directory(path), identity, world)
         if latest is None:
             raise OptionError(f"argument --resume: {str(path)!r} has no checkpoint that this run can go on from")

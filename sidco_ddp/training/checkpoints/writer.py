@@ -6,14 +6,18 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
-from sidco_ddp.training.checkpoints.directory import SHARED, CheckpointError, Directory, Manifest, rank_file, write_file
+from sidco_ddp.training.checkpoints.directory import Directory
 from sidco_ddp.training.checkpoints.every import Every
-from sidco_ddp.training.distributed import World, together
+from sidco_ddp.training.checkpoints.files import SHARED, rank_file, write_file
+from sidco_ddp.training.checkpoints.manifest import CheckpointError, Manifest
+from sidco_ddp.training.distributed import World, together, total
 
 logger = logging.getLogger(__name__)
 
+_POLL = 0.02  # seconds
 Snapshot = Callable[[], tuple[Mapping[str, Any], Mapping[str, Any]]]  # copies: what is shared, and this rank's own
 
 
@@ -31,9 +35,6 @@ class _Part:
     @property
     def is_done(self) -> bool:
         return not self._thread.is_alive()
-
-    def join(self) -> None:
-        self._thread.join()
 
     def _run(self) -> None:
         try:
@@ -141,7 +142,8 @@ class Checkpoints:
         part, self._part = self._part, None
         if part is None:
             return False
-        part.join()
+        while total(torch.tensor([float(not part.is_done)], dtype=torch.float64), self.world).item():
+            time.sleep(_POLL)  # in short exchanges: in one, a slow disk would run into the group's timeout
         reports: list[tuple[dict[str, str], str | None]] = [({}, None)] * self.world.world_size
         dist.all_gather_object(reports, (part.files, part.problem))
 
