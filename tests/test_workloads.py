@@ -13,7 +13,9 @@ from torch import Tensor
 import sidco_ddp.workloads
 from sidco_ddp.workloads import Batch, DataSource, Shard, Task, global_order, local_batches, make_task
 from sidco_ddp.workloads.digits import Digits
+from sidco_ddp.workloads.models.resnet20 import ResNet20
 from sidco_ddp.workloads.models.resnet_small import SmallResNet
+from sidco_ddp.workloads.models.vgg_small import VGG16
 
 PACKAGE = Path(inspect.getfile(sidco_ddp.workloads)).parent
 
@@ -189,6 +191,18 @@ def test_loss_falls_when_trained_on_one_batch(task: Task) -> None:
 def test_small_resnet_has_the_size_it_claims() -> None:
     assert sum(parameter.numel() for parameter in SmallResNet(1, 10).parameters()) == 297_450
     assert SmallResNet(3, 7, widths=(8, 16))(torch.zeros(2, 3, 8, 8)).shape == (2, 7)
+
+
+def trained(model: torch.nn.Module) -> int:
+    return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+
+
+def test_the_models_for_cifar_have_the_published_sizes() -> None:
+    """The SIDCo paper's 14,982,987 is VGG-16 with eleven classes; see there for its number of ResNet-20."""
+    assert trained(ResNet20()) == 269_722
+    assert (trained(VGG16(10)), trained(VGG16(11))) == (14_982_474, 14_982_987)
+    for model in (ResNet20(7, width=4), VGG16(7, width=8)):
+        assert model(torch.zeros(2, 3, 32, 32)).shape == (2, 7)
 
 
 def test_an_unknown_task_is_refused_with_the_known_names() -> None:
