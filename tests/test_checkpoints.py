@@ -22,6 +22,7 @@ from sidco_ddp.redistribute import redistribute, sources
 from sidco_ddp.training.checkpoints.directory import Directory
 from sidco_ddp.training.checkpoints.manifest import CheckpointError, Manifest, read_manifest
 from sidco_ddp.training.errors import OptionError, RunError
+from sidco_ddp.training.interrupt import SIGNALS, Interrupt
 from sidco_ddp.training.loop import Trainer
 from sidco_ddp.training.rendezvous import fresh_store
 from sidco_ddp.training.replicas import check_replicas, checksums
@@ -440,17 +441,22 @@ def test_an_evaluation_that_a_signal_prevented_is_made_up_for(tmp_path: Path) ->
 
 @contextmanager
 def interrupted_after(steps: int) -> Iterator[None]:
-    """A signal that comes just before a step."""
+    """A signal that comes just before a step; it leaves signals as they were, not ignored as at a process's end."""
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+
+    def train_step(self: Trainer, *arguments: Any) -> None:
+        whole(self, *arguments)
+        if self.totals.steps == steps - 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+
     with pytest.MonkeyPatch.context() as patch:
         whole = Trainer._train_step
-
-        def train_step(self: Trainer, *arguments: Any) -> None:
-            whole(self, *arguments)
-            if self.totals.steps == steps - 1:
-                os.kill(os.getpid(), signal.SIGTERM)
-
         patch.setattr(Trainer, "_train_step", train_step)
-        yield
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
 
 
 # ---- signals
@@ -509,6 +515,22 @@ def test_a_signal_ends_the_run_with_a_checkpoint_of_one_step(tmp_path: Path, cas
         assert "Traceback" not in path.read_text()
     if case.endswith("ranks"):
         assert f"exitcode  : {128 + number}" in err
+
+
+def test_a_signal_that_is_ignored_stays_so() -> None:
+    """As under nohup."""
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with Interrupt() as interrupt, interrupt.deferred():
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert interrupt.requested == 0
+            os.kill(os.getpid(), signal.SIGUSR1)
+            assert interrupt.status == 138
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 # ---- kills

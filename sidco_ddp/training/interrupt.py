@@ -11,7 +11,10 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 
 
 class Interrupt:
-    """Takes the signals over. The first one counts: its number is in `requested`, and decides the exit status."""
+    """Takes the signals over. The first one counts: its number is in `requested`, and decides the exit status.
+
+    One that was ignored before stays so.
+    """
 
     def __init__(self) -> None:
         self.requested = 0
@@ -19,7 +22,9 @@ class Interrupt:
         self._previous: dict[int, Any] = {}
 
     def __enter__(self) -> "Interrupt":
-        self._previous = {number: signal.signal(number, self._note) for number in SIGNALS}
+        # nohup, and a shell's background, have some ignored, and mean it.
+        heard = [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+        self._previous = {number: signal.signal(number, self._note) for number in heard}
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
