@@ -1,8 +1,19 @@
 """Fixtures shared by all tests."""
 
+import signal
+
 import pytest
 import torch
 from world import World
+
+# A shell's background, and nohup, have some signals ignored, and all that is started inherits that.
+for _number, _handler in (
+    (signal.SIGINT, signal.default_int_handler),
+    (signal.SIGTERM, signal.SIG_DFL),
+    (signal.SIGHUP, signal.SIG_DFL),
+):
+    if signal.getsignal(_number) is signal.SIG_IGN:
+        signal.signal(_number, _handler)
 
 torch.set_num_threads(1)  # the tests start processes of their own; more threads than cores only wait for each other
 
