@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import torch
-from runs import LAUNCHER_VARIABLES, TORCHRUN, finish, lines, only_folder, start, strict, train_here
+from trainruns import LAUNCHER_VARIABLES, TORCHRUN, finish, lines, only_folder, start, strict, train_here
 
 from sidco_ddp import SIDCoState
 from sidco_ddp.redistribute import redistribute, sources

@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 import pytest
-from runs import TORCHRUN, finish, start, strict
+from trainruns import TORCHRUN, finish, start, strict
 
 from sidco_ddp.workloads import TASKS
 

@@ -20,8 +20,8 @@ from typing import Any
 
 import pytest
 import torch
-from runs import LAUNCHER_VARIABLES, ROOT, TORCHRUN, environment, finish, lines, only_folder, start, strict
 from torch.nn.parallel import DistributedDataParallel
+from trainruns import LAUNCHER_VARIABLES, ROOT, TORCHRUN, environment, finish, lines, only_folder, start, strict
 
 from sidco_ddp import COMPRESSORS
 from sidco_ddp.training.distributed import World, find_world, process_group
