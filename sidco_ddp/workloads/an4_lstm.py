@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from sidco_ddp.workloads.base import Batch, DataError, DataSource, Shard, Task, local_batches
+from sidco_ddp.workloads.base import Batch, DataError, DataSource, Shard, Task, evaluating, local_batches
 from sidco_ddp.workloads.ctc import BLANK, NUM_LABELS, Errors, count_errors, greedy_decode, require_jiwer
 from sidco_ddp.workloads.models.deepspeech import DeepSpeech
 from sidco_ddp.workloads.recipe import Recipe
@@ -133,18 +133,14 @@ class An4Lstm(Task):
         scores, lengths = model(spectra, lengths)
         return F.ctc_loss(scores.transpose(0, 1), labels, lengths, label_lengths, blank=BLANK, zero_infinity=True)
 
-    @torch.no_grad()
     def evaluate(self, model: nn.Module, shard: Shard) -> Tensor:
         """Wrong characters, characters, wrong words and words in this shard's test recordings, decoded greedily."""
-        device = next(model.parameters()).device
-        was_training = model.training
-        model.eval()
         mine = sorted(self.test[shard.rank :: shard.world_size], key=lambda utterance: utterance.frames)
         hypotheses = []
-        for start in range(0, len(mine), EVALUATION_BATCH):
-            spectra, lengths, _, _ = collate(mine[start : start + EVALUATION_BATCH])
-            hypotheses += greedy_decode(*model(spectra.to(device), lengths.to(device)))
-        model.train(was_training)
+        with evaluating(model) as device:
+            for start in range(0, len(mine), EVALUATION_BATCH):
+                spectra, lengths, _, _ = collate(mine[start : start + EVALUATION_BATCH])
+                hypotheses += greedy_decode(*model(spectra.to(device), lengths.to(device)))
         errors: Errors = count_errors([utterance.text for utterance in mine], hypotheses)
         return torch.tensor(errors, dtype=torch.float64)
 

@@ -1,12 +1,16 @@
 """What a task is, and the one rule by which all tasks deal their data out to the workers."""
 
+import importlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 
 from sidco_ddp.workloads.recipe import Recipe
@@ -107,6 +111,28 @@ def local_batches(num_samples: int, shard: Shard, batch_size: int, first: int = 
     for start in range(first * global_size, num_samples - global_size + 1, global_size):
         begin = start + shard.rank * batch_size
         yield slice(begin, begin + batch_size)
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[torch.device]:
+    """Put the model into evaluation mode, without gradients, and back at the end; gives the device that it is on."""
+    was_training = model.training
+    model.eval()
+    with torch.no_grad():
+        yield next(model.parameters()).device
+    model.train(was_training)
+
+
+def require_library(module: str, library: str, user: str) -> ModuleType:
+    """Import a module of an optional library, when it is needed: that can take seconds.
+
+    Raises:
+        DataError: it is not installed; the message names what needs it, and the extra.
+    """
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        raise DataError(f"{user} needs {library} ({error}); pip install 'sidco_ddp[train]'") from error
 
 
 def find_folder(source: DataSource, name: str, *, holds: str, remedy: str) -> Path:

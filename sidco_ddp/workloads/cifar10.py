@@ -8,8 +8,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from sidco_ddp.workloads.base import DataError, DataSource
-from sidco_ddp.workloads.images import InMemoryImages
+from sidco_ddp.workloads.base import DataError, DataSource, require_library
+from sidco_ddp.workloads.images import InMemoryImages, normalised
 from sidco_ddp.workloads.models.resnet20 import ResNet20
 from sidco_ddp.workloads.models.vgg_small import VGG16
 from sidco_ddp.workloads.recipe import Recipe
@@ -40,7 +40,7 @@ class Cifar10(InMemoryImages):
     """CIFAR-10 with the usual augmentation: moved by up to four pixels, and mirrored."""
 
     shift, flips = 4, True
-    model: Callable[[int, int], nn.Module]
+    network: Callable[[int, int], nn.Module]  # of so many classes, and channels in its first layers
 
     def __init__(self, recipe: Cifar10Recipe, source: DataSource) -> None:
         super().__init__(recipe, source)
@@ -52,14 +52,18 @@ class Cifar10(InMemoryImages):
 
     def prepare(self, images: Tensor) -> Tensor:
         """Floats of mean 0 and variance 1, by channel, from bytes."""
-        mean, deviation = (torch.tensor(values)[None, :, None, None] for values in (_MEAN, _DEVIATION))
-        return (images.float() / 255.0 - mean) / deviation
+        return normalised(images, _MEAN, _DEVIATION)
+
+    def make_model(self) -> nn.Module:
+        """A new model, initialised from torch's global random state."""
+        return self.network(_CLASSES, self.width)
 
 
 class Cifar10ResNet20(Cifar10):
     """CIFAR-10 on ResNet-20."""
 
     name = "cifar10-resnet20"
+    network = ResNet20
     recipes: ClassVar = {
         "paper": _RESNET20,
         "small": replace(
@@ -67,15 +71,12 @@ class Cifar10ResNet20(Cifar10):
         ),
     }
 
-    def make_model(self) -> nn.Module:
-        """A new model, initialised from torch's global random state."""
-        return ResNet20(_CLASSES, self.width)
-
 
 class Cifar10VGG16(Cifar10):
     """CIFAR-10 on VGG-16."""
 
     name = "cifar10-vgg16"
+    network = VGG16
     recipes: ClassVar = {
         "paper": _VGG16,
         "small": replace(
@@ -91,23 +92,16 @@ class Cifar10VGG16(Cifar10):
         ),
     }
 
-    def make_model(self) -> nn.Module:
-        """A new model, initialised from torch's global random state."""
-        return VGG16(_CLASSES, self.width)
-
 
 def _load(source: DataSource, *, train: bool) -> tuple[Tensor, Tensor]:
     """Images (samples, 3, 32, 32) of bytes, and labels, in the official order."""
-    try:
-        from torchvision.datasets import CIFAR10
-    except ModuleNotFoundError as error:
-        raise DataError(f"CIFAR-10 needs torchvision ({error}); pip install 'sidco_ddp[train]'") from error
+    datasets = require_library("torchvision.datasets", "torchvision", "CIFAR-10")
     inside = source.data_dir / "cifar10"
     root = inside if inside.exists() or source.download else source.data_dir
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # NumPy's, about the format of the official files
-            data = CIFAR10(root=str(root), train=train, download=source.download)
+            data = datasets.CIFAR10(root=str(root), train=train, download=source.download)
     except Exception as error:  # torchvision raises whatever the file or the network does
         raise DataError(
             f"--data-dir {str(source.data_dir)!r}: CIFAR-10 is not there whole ({error}); expected are the files of "

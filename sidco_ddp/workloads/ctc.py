@@ -1,12 +1,13 @@
 """Labels of connectionist temporal classification (Graves et al., 2006): from text, to text, and the errors in it."""
 
 from collections.abc import Sequence
+from types import ModuleType
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from sidco_ddp.workloads.base import DataError
+from sidco_ddp.workloads.base import require_library
 
 BLANK = 0
 ALPHABET = "ABCDEFGHIJKLMNOPQRSTUVWXYZ '"  # of the labels from 1 on
@@ -56,9 +57,7 @@ def count_errors(references: Sequence[str], hypotheses: Sequence[str]) -> Errors
     Raises:
         DataError: jiwer, which counts them, is not installed.
     """
-    require_jiwer()
-    import jiwer
-
+    jiwer = require_jiwer()
     characters = jiwer.process_characters(list(references), list(hypotheses))
     words = jiwer.process_words(list(references), list(hypotheses))
     return Errors(
@@ -69,9 +68,6 @@ def count_errors(references: Sequence[str], hypotheses: Sequence[str]) -> Errors
     )
 
 
-def require_jiwer() -> None:
-    """Raise a `DataError` unless jiwer is installed."""
-    try:
-        import jiwer  # noqa: F401
-    except ModuleNotFoundError as error:
-        raise DataError(f"counting errors of speech needs jiwer ({error}); pip install 'sidco_ddp[train]'") from error
+def require_jiwer() -> ModuleType:
+    """jiwer; a `DataError` unless it is installed."""
+    return require_library("jiwer", "jiwer", "counting errors of speech")

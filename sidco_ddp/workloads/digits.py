@@ -5,7 +5,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from sidco_ddp.workloads.base import DataError, DataSource
+from sidco_ddp.workloads.base import DataSource, require_library
 from sidco_ddp.workloads.images import InMemoryImages
 from sidco_ddp.workloads.models.resnet_small import SmallResNet
 from sidco_ddp.workloads.recipe import Recipe
@@ -47,12 +47,7 @@ class Digits(InMemoryImages):
 
 def _load() -> tuple[Tensor, Tensor]:
     """All images, (1797, 1, 8, 8) in [0, 1], and their labels."""
-    try:
-        # Here and not at the top: it takes a second, and only this task needs the library.
-        from sklearn.datasets import load_digits
-    except ModuleNotFoundError as error:
-        raise DataError(f"task 'digits' needs scikit-learn ({error}); pip install 'sidco_ddp[train]'") from error
-    digits = load_digits()
+    digits = require_library("sklearn.datasets", "scikit-learn", "task 'digits'").load_digits()
     images = torch.as_tensor(digits.images, dtype=torch.float32).unsqueeze(1) / 16.0
     return images, torch.as_tensor(digits.target, dtype=torch.int64)
 

@@ -1,17 +1,15 @@
 """ImageNet, or any other images in folders by class, on ResNet-50 and VGG-19."""
 
-import importlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
-import torch
 from torch import Tensor, nn
 
-from sidco_ddp.workloads.base import Batch, DataError, DataSource, Shard, global_order, local_batches
+from sidco_ddp.workloads.base import Batch, DataSource, Shard, global_order, local_batches, require_library
 from sidco_ddp.workloads.folder import Listing, open_folder
-from sidco_ddp.workloads.images import EVALUATION_BATCH, ImageClassification
+from sidco_ddp.workloads.images import EVALUATION_BATCH, ImageClassification, normalised
 from sidco_ddp.workloads.loading import Reader, Sample, load
 from sidco_ddp.workloads.models.resnet50 import resnet50
 from sidco_ddp.workloads.models.vgg19 import vgg19
@@ -50,14 +48,11 @@ class ImageNet(ImageClassification):
     Trained on random crops of random size and ratio, mirrored half of the time; tested on the centre.
     """
 
+    network: Callable[[int, int], nn.Module]  # of so many classes, and channels in its first layer
+
     def __init__(self, recipe: ImageNetRecipe, source: DataSource) -> None:
         super().__init__(recipe, source)
-        try:
-            importlib.import_module("torchvision")  # here and not at the top: it takes seconds
-        except ModuleNotFoundError as error:
-            raise DataError(
-                f"task {self.name!r} needs torchvision ({error}); pip install 'sidco_ddp[train]'"
-            ) from error
+        require_library("torchvision", "torchvision", f"task {self.name!r}")
         self.reader, self.width = Reader(recipe.image_size, recipe.least_area), recipe.width
         if source.synthetic:
             self.num_classes = recipe.synthetic_classes
@@ -98,16 +93,18 @@ class ImageNet(ImageClassification):
 
     def model_input(self, images: Tensor) -> Tensor:
         """Floats of mean 0 and variance 1, by channel, from bytes, on their device."""
-        mean, deviation = (
-            torch.tensor(values, device=images.device)[None, :, None, None] for values in (_MEAN, _DEVIATION)
-        )
-        return (images.float() / 255.0 - mean) / deviation
+        return normalised(images, _MEAN, _DEVIATION)
+
+    def make_model(self) -> nn.Module:
+        """A new model, initialised from torch's global random state."""
+        return self.network(self.num_classes, self.width)
 
 
 class ImageNetResNet50(ImageNet):
     """ImageNet on ResNet-50."""
 
     name = "imagenet-resnet50"
+    network = staticmethod(resnet50)
     recipes: ClassVar[Mapping[str, Recipe]] = {
         "paper": _RESNET50,
         "small": replace(
@@ -124,10 +121,6 @@ class ImageNetResNet50(ImageNet):
         ),
     }
 
-    def make_model(self) -> nn.Module:
-        """A new model, initialised from torch's global random state."""
-        return resnet50(self.num_classes, self.width)
-
 
 class ImageNetVGG19(ImageNet):
     """ImageNet on VGG-19, without batch norm as in the paper.
@@ -137,6 +130,7 @@ class ImageNetVGG19(ImageNet):
     """
 
     name = "imagenet-vgg19"
+    network = staticmethod(vgg19)
     recipes: ClassVar[Mapping[str, Recipe]] = {
         "paper": _VGG19,
         "small": replace(
@@ -153,10 +147,6 @@ class ImageNetVGG19(ImageNet):
             evaluate_every=5,
         ),
     }
-
-    def make_model(self) -> nn.Module:
-        """A new model, initialised from torch's global random state."""
-        return vgg19(self.num_classes, self.width)
 
 
 def _invent(num_classes: int) -> tuple[Listing, Listing]:

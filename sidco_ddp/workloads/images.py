@@ -1,14 +1,14 @@
 """What tasks that classify images have in common."""
 
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from sidco_ddp.workloads.base import Batch, Shard, Task, global_order, local_batches
+from sidco_ddp.workloads.base import Batch, Shard, Task, evaluating, global_order, local_batches
 
 EVALUATION_BATCH = 256
 
@@ -33,17 +33,13 @@ class ImageClassification(Task):
         images, labels = batch
         return F.cross_entropy(model(self.model_input(images)), labels)
 
-    @torch.no_grad()
     def evaluate(self, model: nn.Module, shard: Shard) -> Tensor:
         """How many of this shard's test images are classified rightly, and how many there are."""
-        device = next(model.parameters()).device
-        was_training = model.training
-        model.eval()
         correct = count = 0
-        for images, labels in self.test_batches(shard):
-            correct += int((model(self.model_input(images.to(device))).argmax(dim=1).cpu() == labels).sum())
-            count += len(labels)
-        model.train(was_training)
+        with evaluating(model) as device:
+            for images, labels in self.test_batches(shard):
+                correct += int((model(self.model_input(images.to(device))).argmax(dim=1).cpu() == labels).sum())
+                count += len(labels)
         return torch.tensor([correct, count], dtype=torch.float64)
 
     def metrics(self, sums: Tensor) -> dict[str, float]:
@@ -94,6 +90,12 @@ class InMemoryImages(ImageClassification):
         for start in range(0, len(labels), EVALUATION_BATCH):
             part = slice(start, start + EVALUATION_BATCH)
             yield self.prepare(images[part]), labels[part]
+
+
+def normalised(images: Tensor, mean: Sequence[float], deviation: Sequence[float]) -> Tensor:
+    """Floats of mean 0 and variance 1 from bytes, given those of the pixels in [0, 1], by channel."""
+    means, deviations = (torch.tensor(values, device=images.device)[:, None, None] for values in (mean, deviation))
+    return (images.float() / 255.0 - means) / deviations
 
 
 def crop(padded: Tensor, corners: Tensor, shift: int) -> Tensor:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from sidco_ddp.workloads.base import Batch, DataError, DataSource, Shard, Task
+from sidco_ddp.workloads.base import Batch, DataError, DataSource, Shard, Task, evaluating
 from sidco_ddp.workloads.models.lstm import LanguageModel, State
 from sidco_ddp.workloads.recipe import Recipe
 from sidco_ddp.workloads.text import (
@@ -152,16 +152,13 @@ class PtbLstm(Task):
         hidden, cells = (part.to(keep.device) * keep[:, None] for part in self._state)
         return hidden, cells
 
-    @torch.no_grad()
     def evaluate(self, model: nn.Module, shard: Shard) -> Tensor:
         """The cross-entropy of this shard's part of the validation text and its words, and the same of the test text.
 
         All of both texts counts; the state is zero at the beginning of each of ten streams, and is carried from there.
         """
-        was_training = model.training
-        model.eval()
-        sums = [*self._sum(model, self.valid_words, shard), *self._sum(model, self.test_words, shard)]
-        model.train(was_training)
+        with evaluating(model):
+            sums = [*self._sum(model, self.valid_words, shard), *self._sum(model, self.test_words, shard)]
         return torch.tensor(sums, dtype=torch.float64)
 
     def _sum(self, model: nn.Module, words: Tensor, shard: Shard) -> tuple[float, int]:

@@ -79,7 +79,7 @@ def override(recipe: AnyRecipe, settings: Mapping[str, str]) -> AnyRecipe:
     values = {}
     for name, text in settings.items():
         if name not in kinds:
-            raise SettingError(f"setting {name!r} is unknown to this task; it has {', '.join(settings_of(recipe))}")
+            raise SettingError(f"setting {name!r} is unknown to this task; it has {', '.join(kinds)}")
         try:
             values[name] = _convert(text, kinds[name])
         except ValueError:
@@ -87,11 +87,6 @@ def override(recipe: AnyRecipe, settings: Mapping[str, str]) -> AnyRecipe:
                 f"setting {name}={text!r} is refused; give {_describe(kinds[name])}, such as {getattr(recipe, name)}"
             ) from None
     return dataclasses.replace(recipe, **values)
-
-
-def settings_of(recipe: Recipe) -> dict[str, Any]:
-    """The settings by name."""
-    return {field.name: getattr(recipe, field.name) for field in dataclasses.fields(recipe)}
 
 
 def _convert(text: str, kind: Any) -> Any:
