@@ -15,7 +15,8 @@ from typing import Any
 from sidco_ddp.training.console import FAILED, configure_logging, kept_stdout, refusals
 from sidco_ddp.training.distributed import World, find_world, process_group
 from sidco_ddp.training.interrupt import Interrupt
-from sidco_ddp.training.job import build_task, build_trainer, checkpoint_directory, describe_run, list_tasks, plan_of
+from sidco_ddp.training.job import build_task, build_trainer, checkpoint_directory, describe_run, plan_of
+from sidco_ddp.training.listing import list_tasks
 from sidco_ddp.training.options import Options, parse_arguments
 from sidco_ddp.training.progress import make_progress
 from sidco_ddp.training.record import run_record, to_json

@@ -52,21 +52,16 @@ def refusals(program: str, store: Store | None = None) -> Iterator[None]:
     """
     try:
         yield
-    except OptionError as error:
+    except (OptionError, RunError) as error:
         if _is_main():
             sys.stderr.write(f"{program}: error: {error}\n")
         leave_together()
-        raise SystemExit(REFUSED) from None
+        raise SystemExit(REFUSED if isinstance(error, OptionError) else FAILED) from None
     except DataError as error:
         if store is not None:
             store.set(_NOTE, str(error))
         sys.stderr.write(f"{program}: error: {error}\n")
         raise SystemExit(REFUSED) from None
-    except RunError as error:
-        if _is_main():
-            sys.stderr.write(f"{program}: error: {error}\n")
-        leave_together()
-        raise SystemExit(FAILED) from None
     except Exception:
         if store is None or not _has_note(store):
             raise

@@ -52,3 +52,12 @@ def refuse_a_target_that_is_met(task: Task, plan: Plan, untrained: Mapping[str, 
             f"argument --target: {plan.target:g} is no goal: the untrained model has "
             f"{task.metric_name} {untrained['metric']:.4g}, and a {kind} one is worse; give a {remedy} target"
         )
+
+
+def target_summary(task: Task, plan: Plan, totals: Totals) -> dict[str, Any]:
+    """What a run's summary says of its target, if it has one: what it took to reach it, or None where it did not."""
+    if plan.target is None:
+        return {}
+    reached = meets_target(task, plan, totals.outcome)
+    spent = {"seconds": totals.evaluated_seconds, "steps": totals.steps, "bytes": totals.bytes_sent}
+    return {"target": plan.target, **{f"target_{name}": value if reached else None for name, value in spent.items()}}

@@ -24,7 +24,7 @@ from sidco_ddp.training.progress import Progress
 from sidco_ddp.training.record import RunRecord
 from sidco_ddp.training.resume import fingerprint, restore, seed_rank, settle_buckets
 from sidco_ddp.training.schedules import Schedule
-from sidco_ddp.workloads import SCALES, TASKS, Task, make_task
+from sidco_ddp.workloads import Task, make_task
 
 
 def build_task(options: Options, world: World) -> Task:
@@ -200,20 +200,3 @@ def _find_checkpoint(
         assert directory is not None  # the options were checked
         return load_latest(directory, identity, world)
     return load_path(Path(options.resume), identity, world)
-
-
-def list_tasks() -> str:
-    """All tasks with the settings of their recipes at each scale, as text."""
-    lines = []
-    for name, kind in TASKS.items():
-        lines.append(f"{name}: {' '.join((kind.__doc__ or '').split())} Metric: {kind.metric_name}.")
-        for scale in SCALES:
-            settings = "  ".join(f"{key}={_text(value)}" for key, value in asdict(kind.recipes[scale]).items())
-            lines.append(f"  {scale}: {settings}")
-    return "\n".join(lines)
-
-
-def _text(value: object) -> str:
-    if isinstance(value, tuple):
-        return ",".join(map(_text, value))
-    return "none" if value is None else str(value)

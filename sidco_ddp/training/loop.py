@@ -16,7 +16,7 @@ from sidco_ddp.training.checkpoints import Checkpoints
 from sidco_ddp.training.consensus import Consensus, Decision
 from sidco_ddp.training.distributed import World
 from sidco_ddp.training.errors import RunError
-from sidco_ddp.training.evaluation import evaluate, meets_target, refuse_a_target_that_is_met
+from sidco_ddp.training.evaluation import evaluate, meets_target, refuse_a_target_that_is_met, target_summary
 from sidco_ddp.training.interrupt import Interrupt
 from sidco_ddp.training.plan import Plan
 from sidco_ddp.training.progress import Progress
@@ -79,7 +79,7 @@ class Trainer:
             **self.totals.summary(),
             "samples_per_second": self.totals.samples / self.totals.step_seconds,
             "seconds": self._seconds,
-            **self._target_summary(),
+            **target_summary(self.task, self.plan, self.totals),
             **saved,
         }
 
@@ -95,7 +95,7 @@ class Trainer:
     def _is_evaluation_owed(self) -> bool:
         """Whether the run was ended by a signal, and saved, between a step and what comes at the end of that step."""
         at_the_end = self.totals.steps == self.plan.max_steps and self.totals.evaluated_step != self.totals.steps
-        return self.totals.batch == self.plan.steps_per_epoch or (at_the_end and self.totals.steps > 0)
+        return self.totals.batch == self.plan.steps_per_epoch or at_the_end
 
     @property
     def _is_finished(self) -> bool:
@@ -191,9 +191,9 @@ class Trainer:
         )
 
     def _wishes(self) -> dict[str, Any]:
-        """What this rank wants to happen after the coming step. Of the time of a save the main rank decides."""
-        saves, step = self.checkpoints, self.totals.steps + 1
-        due = saves is not None and saves.is_due(step) and (saves.every.steps is not None or self.world.is_main)
+        """What this rank wants to happen after the coming step."""
+        saves = self.checkpoints
+        due = saves is not None and saves.is_due(self.totals.steps + 1)
         writing = saves is not None and not saves.is_written
         return {"stop": self.interrupt.requested, "save": due, "writing": writing}
 
@@ -216,18 +216,3 @@ class Trainer:
     def _save(self) -> bool:
         assert self.checkpoints is not None
         return self.checkpoints.save(self.totals.steps, lambda: snapshot(self))
-
-    def _target_summary(self) -> dict[str, Any]:
-        """What it took to reach the target; None where it was not reached."""
-        if self.plan.target is None:
-            return {}
-        reached = meets_target(self.task, self.plan, self.totals.outcome)
-        spent = {
-            "seconds": self.totals.evaluated_seconds,
-            "steps": self.totals.steps,
-            "bytes": self.totals.bytes_sent,
-        }
-        return {
-            "target": self.plan.target,
-            **{f"target_{name}": value if reached else None for name, value in spent.items()},
-        }

@@ -9,12 +9,12 @@ from sidco_ddp.workloads import Recipe
 
 
 def _sgd(parameters: Iterable[nn.Parameter], recipe: Recipe) -> torch.optim.Optimizer:
-    return torch.optim.SGD(parameters, lr=recipe.lr, momentum=recipe.momentum, weight_decay=recipe.weight_decay)
-
-
-def _nesterov(parameters: Iterable[nn.Parameter], recipe: Recipe) -> torch.optim.Optimizer:
     return torch.optim.SGD(
-        parameters, lr=recipe.lr, momentum=recipe.momentum, weight_decay=recipe.weight_decay, nesterov=True
+        parameters,
+        lr=recipe.lr,
+        momentum=recipe.momentum,
+        weight_decay=recipe.weight_decay,
+        nesterov=recipe.optimizer == "nesterov",
     )
 
 
@@ -24,6 +24,6 @@ def _adamw(parameters: Iterable[nn.Parameter], recipe: Recipe) -> torch.optim.Op
 
 OPTIMIZERS: dict[str, Callable[[Iterable[nn.Parameter], Recipe], torch.optim.Optimizer]] = {
     "sgd": _sgd,
-    "nesterov": _nesterov,
+    "nesterov": _sgd,
     "adamw": _adamw,
 }

@@ -76,22 +76,26 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> Options:
     values, unknown = parser.parse_known_args(arguments)
     given = vars(values)
     if unknown:
-        known = [f"--{name.replace('_', '-')}" for name in given]
+        known = [_flag(name) for name in given]
         near = difflib.get_close_matches(unknown[0].split("=")[0], known, n=1)
         remedy = f"did you mean {near[0]}?" if near else "--help lists the options"
         raise OptionError(f"unrecognized arguments: {' '.join(unknown)}; {remedy}")
     for name in ("checkpoint_dir", "resume", "log_dir", "data_dir"):
         if given[name] == "":
-            raise OptionError(f"argument --{name.replace('_', '-')}: '' is refused; give a folder, or leave it out")
+            raise OptionError(f"argument {_flag(name)}: '' is refused; give a folder, or leave it out")
     for name in ("checkpoint_every", "keep"):
         if given[name] is not None and given["checkpoint_dir"] is None:
-            option = f"--{name.replace('_', '-')}"
-            raise OptionError(f"argument {option}: there is nothing to save to; give --checkpoint-dir DIR")
+            raise OptionError(f"argument {_flag(name)}: there is nothing to save to; give --checkpoint-dir DIR")
     given["checkpoint_every"] = given["checkpoint_every"] or Every(seconds=600.0)
     given["keep"] = given["keep"] or 3
     if given["resume"] == "auto" and given["checkpoint_dir"] is None:
         raise OptionError("argument --resume: 'auto' looks into the checkpoint folder; give --checkpoint-dir DIR")
     return Options(settings=_settings(given, given.pop("set")), **given)
+
+
+def _flag(name: str) -> str:
+    """The option whose value argparse calls `name`."""
+    return f"--{name.replace('_', '-')}"
 
 
 def _settings(given: dict[str, object], pairs: Sequence[str]) -> dict[str, str]:

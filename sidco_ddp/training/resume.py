@@ -35,12 +35,12 @@ def snapshot(trainer: "Trainer") -> tuple[dict[str, Any], dict[str, Any]]:
             "batch": trainer.task.recipe.batch_size,
         }
     own = {
-        "hook": trainer.state.state_dict(),
         "totals": trainer.totals_now().state_dict(),
         "task": trainer.task.state_dict(),
         "random": random_state(trainer.world.device),
     }
-    return _copied(shared), _copied(own)
+    hook = _on_cpu(trainer.state.state_dict(), copy=False)  # which are copies already, as large as the model
+    return _on_cpu(shared), {"hook": hook, **_on_cpu(own)}
 
 
 def restore(trainer: "Trainer", loaded: Loaded) -> None:
@@ -65,14 +65,14 @@ def restore(trainer: "Trainer", loaded: Loaded) -> None:
     if saved_size == world.world_size:
         trainer.state.load_state_dict(own["hook"])
         set_random_state(own["random"], world.device)
+        if new_global == old_global:
+            trainer.task.load_state_dict(own["task"])
     else:
         states = [part["hook"] for part in loaded.own]
         trainer.state.load_state_dict(
             redistribute(states, own["hook"], world_size=world.world_size, saved_world_size=saved_size)
         )
         seed_rank(trainer.seed, world, totals.steps)
-    if new_global == old_global and saved_size == world.world_size:
-        trainer.task.load_state_dict(own["task"])
     if world.is_main:
         logger.info("going on from %s, after step %d", loaded.path, totals.steps)
         if saved_size != world.world_size:
@@ -145,11 +145,12 @@ def fingerprint(model: nn.Module) -> str:
     return hashlib.sha256("\n".join(entries).encode()).hexdigest()[:16]
 
 
-def _copied(value: Any) -> Any:
+def _on_cpu(value: Any, *, copy: bool = True) -> Any:
+    """Tensors on the CPU, in nested plain types; without `copy`, those that are there are taken as they are."""
     if isinstance(value, torch.Tensor):
-        return value.detach().to("cpu", copy=True)
+        return value.detach().to("cpu", copy=copy)
     if isinstance(value, Mapping):
-        return {name: _copied(item) for name, item in value.items()}
+        return {name: _on_cpu(item, copy=copy) for name, item in value.items()}
     if isinstance(value, list | tuple):
-        return type(value)(_copied(item) for item in value)
+        return type(value)(_on_cpu(item, copy=copy) for item in value)
     return value

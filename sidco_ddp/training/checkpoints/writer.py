@@ -76,10 +76,11 @@ class Checkpoints:
         return self._part is None or self._part.is_done
 
     def is_due(self, step: int) -> bool:
-        """Whether it is time for a save after `step`. Ranks may differ about seconds: let one of them decide."""
+        """Whether this rank finds that a save is due after `step`; by the clock only the main rank does."""
         if self.every.steps is not None:
             return step % self.every.steps == 0
-        return self.every.seconds is not None and time.monotonic() - self._last_time >= self.every.seconds
+        late = self.every.seconds is not None and time.monotonic() - self._last_time >= self.every.seconds
+        return late and self.world.is_main
 
     def begin(self) -> None:
         """The run starts from the beginning.
