@@ -32,13 +32,9 @@ SMALL_BUCKETS = ["--bucket-cap-mb", "0.3"]  # several, which DDP arranges anew a
 
 
 @pytest.fixture(autouse=True)
-def no_launcher(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in LAUNCHER_VARIABLES:
         monkeypatch.delenv(name, raising=False)
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def load(checkpoint: Path) -> dict[str, Any]:

@@ -1,7 +1,6 @@
 """`train.py` from the outside: what it prints, what it leaves behind, and how it says no."""
 
 import fcntl
-import importlib.util
 import math
 import os
 import pty
@@ -21,14 +20,23 @@ from typing import Any
 import pytest
 import torch
 from torch.nn.parallel import DistributedDataParallel
-from trainruns import LAUNCHER_VARIABLES, ROOT, TORCHRUN, environment, finish, lines, only_folder, start, strict
+from trainruns import (
+    LAUNCHER_VARIABLES,
+    TORCHRUN,
+    environment,
+    finish,
+    lines,
+    only_folder,
+    start,
+    strict,
+    train_here,
+    train_module,
+)
 
 from sidco_ddp import COMPRESSORS
-from sidco_ddp.training.distributed import World, find_world, process_group
+from sidco_ddp.training.distributed import World, find_world
 from sidco_ddp.training.errors import OptionError
 from sidco_ddp.training.evaluation import evaluate as evaluate_all
-from sidco_ddp.training.interrupt import Interrupt
-from sidco_ddp.training.options import parse_arguments
 from sidco_ddp.training.plan import make_plan
 from sidco_ddp.training.record import RunRecord, _make_folder, to_json
 from sidco_ddp.training.summary import Totals, compression_metrics
@@ -112,39 +120,18 @@ def train(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
     """`train.py` as a module, as if no launcher had started the tests."""
     for name in LAUNCHER_VARIABLES:
         monkeypatch.delenv(name, raising=False)
-    spec = importlib.util.spec_from_file_location("train", ROOT / "train.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = train_module()
     handler = signal.getsignal(signal.SIGINT)
     yield module
     assert signal.getsignal(signal.SIGINT) == handler  # put back, whatever came of it
 
 
-@pytest.fixture
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-def run_here(train: ModuleType, *arguments: str) -> dict[str, Any]:
-    """The summary of a run in this very process."""
-    options = parse_arguments(arguments)
-    world = find_world(options.device, options.backend)
-    with process_group(world), Interrupt() as interrupt:
-        summary: dict[str, Any] = train.run(options, world, interrupt)
-    return summary
-
-
-def test_one_process_by_itself_and_the_seed_decides(tmp_path: Path, train: ModuleType, one_thread: None) -> None:
+def test_one_process_by_itself_and_the_seed_decides(tmp_path: Path, train: ModuleType) -> None:
     common = ["--steps", "3", "--quiet", "--log-dir", str(tmp_path)]
     status, out, err = finish(start(*common, "--seed", "7"))
     assert (status, err) == (0, "")
-    first, again = strict(out), run_here(train, *common, "--seed", "7")
-    other = run_here(train, *common, "--seed", "8", "--compressor", "none", "--optimizer", "nesterov")
+    first, again = strict(out), train_here([*common, "--seed", "7"])
+    other = train_here([*common, "--seed", "8", "--compressor", "none", "--optimizer", "nesterov"])
     assert first["world_size"] == 1
     assert {**first, "seconds": 0, "samples_per_second": 0} == {**again, "seconds": 0, "samples_per_second": 0}
     assert other["train_loss"] != first["train_loss"]
@@ -440,10 +427,10 @@ def test_the_tasks_are_listed_with_their_recipes(train: ModuleType, capfd: pytes
         assert f"lr={kind.recipes['paper'].lr}  " in out
 
 
-def test_settings_reach_the_run(tmp_path: Path, train: ModuleType, one_thread: None) -> None:
+def test_settings_reach_the_run(tmp_path: Path, train: ModuleType) -> None:
     short = ["--epochs", "3", "--ratio", "0.01", "--ratio-warmup-epochs", "2", "--batch-size", "100"]
     sets = ["--set", "evaluate_every=2", "--set", "lr=0.1", "--set", "warmup_epochs=0", "--set", "schedule=step"]
-    summary = run_here(train, *short, *sets, "--set", "clip_norm=0.001", "--log-dir", str(tmp_path))
+    summary = train_here([*short, *sets, "--set", "clip_norm=0.001", "--log-dir", str(tmp_path)])
     folder = only_folder(tmp_path)
     steps = lines(folder / "metrics.jsonl")
     assert [evaluation["epoch"] for evaluation in lines(folder / "evaluations.jsonl")] == [2, 3]
@@ -457,17 +444,15 @@ def test_settings_reach_the_run(tmp_path: Path, train: ModuleType, one_thread: N
     assert abs(steps[-1]["loss"] - steps[0]["loss"]) < 0.3  # steps as small as the clip makes them
 
 
-def test_a_target_ends_the_run_at_the_evaluation_that_meets_it(
-    tmp_path: Path, train: ModuleType, one_thread: None
-) -> None:
+def test_a_target_ends_the_run_at_the_evaluation_that_meets_it(tmp_path: Path, train: ModuleType) -> None:
     common = ["--compressor", "none", "--log-dir", str(tmp_path)]
-    summary = run_here(train, *common, "--epochs", "9", "--target", "0.5")
+    summary = train_here([*common, "--epochs", "9", "--target", "0.5"])
     assert summary["epochs"] < 9
     assert summary["metric"] >= 0.5 == summary["target"]
     assert summary["target_steps"] == summary["steps"]
     assert summary["target_bytes"] == summary["steps"] * summary["bytes_sent_per_step"]
     assert 0 < summary["target_seconds"] <= summary["seconds"]
-    missed = run_here(train, *common, "--epochs", "1", "--target", "0.99")
+    missed = train_here([*common, "--epochs", "1", "--target", "0.99"])
     assert [missed[f"target_{name}"] for name in ("seconds", "steps", "bytes")] == [None] * 3
 
 

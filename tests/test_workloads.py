@@ -3,7 +3,6 @@
 import ast
 import inspect
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,15 +17,6 @@ from sidco_ddp.workloads.models.resnet_small import SmallResNet
 from sidco_ddp.workloads.models.vgg_small import VGG16
 
 PACKAGE = Path(inspect.getfile(sidco_ddp.workloads)).parent
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Small tensors: threads that wait for a core on a busy machine cost more than they bring."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def make_digits() -> Digits:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from sidco_ddp.training.distributed import find_world, process_group
@@ -56,15 +57,20 @@ def only_folder(log_dir: Path) -> Path:
     return folder
 
 
-def train_here(arguments: Sequence[str]) -> dict[str, Any]:
-    """The summary of a run in this very process."""
+def train_module() -> ModuleType:
+    """`train.py`, which is no module of a package."""
     spec = importlib.util.spec_from_file_location("train", ROOT / "train.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
+    return module
+
+
+def train_here(arguments: Sequence[str]) -> dict[str, Any]:
+    """The summary of a run in this very process."""
     options = parse_arguments(arguments)
     world = find_world(options.device, options.backend)
     with process_group(world), Interrupt() as interrupt:
-        summary: dict[str, Any] = module.run(options, world, interrupt)
+        summary: dict[str, Any] = train_module().run(options, world, interrupt)
     return summary

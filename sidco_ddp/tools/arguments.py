@@ -1,6 +1,7 @@
 """Types of options: what they accept, and one line on what they do not."""
 
 import argparse
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -55,6 +56,17 @@ def count(least: int) -> Callable[[str], int]:
         return int(text)
 
     return check
+
+
+def number(text: str) -> float:
+    """A type of option: any finite number."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number")
+    return value
 
 
 def file(text: str) -> Path:

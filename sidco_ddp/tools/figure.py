@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -42,9 +42,7 @@ def draw(report: dict[str, Any], path: Path) -> None:
         for axis, label in zip(axes, COLUMNS, strict=True):
             axis.set_ylabel(label)
             axis.set_xticks(range(len(cases)), [f"ratio {case['ratio']:g}" for case in cases])
-            axis.grid(axis="y", which="major", color="#e6e6e6")
-            axis.set_axisbelow(True)
-            axis.spines[["top", "right"]].set_visible(False)
+            plain(axis, grid="y")
     figure.legend(handles=_legend(names), loc="outside upper center", ncols=len(names) + 2, frameon=False)
     threads = report["environment"]["threads"]
     figure.supxlabel(
@@ -132,6 +130,13 @@ def _draw_count(axis: Axes, cases: Sequence[dict[str, Any]], names: Sequence[str
     logarithmic(axis)
     low, high = axis.get_ylim()
     axis.set_ylim(min(low, 0.45), max(high, 2.2))
+
+
+def plain(axis: Axes, grid: Literal["both", "x", "y"] = "both") -> None:
+    """A pale grid behind what is drawn, and no frame above and to the right."""
+    axis.grid(axis=grid, which="major", color="#e6e6e6")
+    axis.set_axisbelow(True)
+    axis.spines[["top", "right"]].set_visible(False)
 
 
 def logarithmic(axis: Axes) -> None:

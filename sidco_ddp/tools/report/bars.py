@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from sidco_ddp.tools.figure import BAND, COLOURS, LEAST, OTHER, TOLERANCE, logarithmic
+from sidco_ddp.tools.figure import BAND, COLOURS, LEAST, OTHER, TOLERANCE, logarithmic, plain
 from sidco_ddp.tools.report.comparison import label, name_of_group
 
 TITLES = ("training speed-up", "throughput", "estimation quality, k̂/k")
@@ -40,9 +40,7 @@ def draw_bars(comparison: dict[str, Any]) -> Figure:
         axis.set_title(title, loc="left", fontsize=11)
         axis.set_xticks(range(len(ratios)), ["whole" if ratio is None else f"ratio {ratio:g}" for ratio in ratios])
         axis.set_xlim(-0.5, max(len(ratios), 1) - 0.5)
-        axis.grid(axis="y", which="major", color="#e6e6e6")
-        axis.set_axisbelow(True)
-        axis.spines[["top", "right"]].set_visible(False)
+        plain(axis, grid="y")
     for axis in (speedup, throughput):
         axis.axhline(1.0, color="black", linewidth=0.9, zorder=1)
         axis.set_ylim(0, max(1.15, axis.get_ylim()[1]))

@@ -3,11 +3,11 @@
 import argparse
 import importlib.util
 import json
-import math
 import sys
 from pathlib import Path
 from typing import Any
 
+from sidco_ddp.tools.arguments import file, number
 from sidco_ddp.tools.report.comparison import compare
 from sidco_ddp.tools.report.packs import FORMAT, load, write_pack
 from sidco_ddp.tools.report.records import ReportError
@@ -34,7 +34,7 @@ def add_command(commands: "argparse._SubParsersAction[Any]") -> None:
     )
     option(
         "--target",
-        type=_value,
+        type=number,
         metavar="VALUE",
         help="metric that the speed-up is the time to (default: the target that the baseline was given, or else the "
         "baseline's final metric)",
@@ -42,7 +42,7 @@ def add_command(commands: "argparse._SubParsersAction[Any]") -> None:
     option("--format", choices=("text", "markdown", "json"), default="text", help="of the tables (default: text)")
     option("--output", type=Path, default=Path("report"), metavar="DIR", help="for the pictures (default: report)")
     option("--no-figures", action="store_true", help="draw no pictures, which need matplotlib")
-    option("--pack", type=Path, metavar="FILE", help="write what the report needs of the runs to one small JSON file")
+    option("--pack", type=file, metavar="FILE", help="write what the report needs of the runs to one small JSON file")
     parser.set_defaults(run=lambda options: run(options, parser))
 
 
@@ -82,10 +82,6 @@ def _draw(folder: Path, comparisons: list[dict[str, Any]], runs: list[dict[str, 
 
 def _check(options: argparse.Namespace) -> None:
     """What can be said before anything is read."""
-    if options.pack and not options.pack.parent.is_dir():
-        raise ReportError(
-            f"--pack: {str(options.pack)!r} is in no existing folder; make {str(options.pack.parent)!r} first"
-        )
     if options.no_figures:
         return
     if importlib.util.find_spec("matplotlib") is None:
@@ -96,13 +92,3 @@ def _check(options: argparse.Namespace) -> None:
         raise ReportError(
             f"--output: {str(options.output)!r} cannot be made ({error.strerror or error}); name another folder"
         ) from None
-
-
-def _value(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not math.isfinite(value):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number")
-    return value

@@ -10,9 +10,10 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from sidco_ddp.tools.figure import BAND, COLOURS, LEAST, OTHER
+from sidco_ddp.tools.figure import BAND, COLOURS, LEAST, OTHER, plain
 from sidco_ddp.tools.report.bars import BAND_LABEL, scale_quality
 from sidco_ddp.tools.report.comparison import name_of_group, order
+from sidco_ddp.tools.report.digest import numbers
 from sidco_ddp.tools.report.measures import scheme_of
 
 DASHES = ("-", (0, (5, 2)), (0, (1, 1.3)), (0, (5, 1.5, 1, 1.5)))  # large ratios first
@@ -66,13 +67,13 @@ def _fill(
         style: dict[str, Any] = _style(scheme_of(run), dashes)
         style |= {"linewidth": 1.5, "alpha": 0.9} if seeds == 1 else {"linewidth": 1.1, "alpha": 0.75}
         curves, evaluations = run["curves"], run["evaluations"]
-        by_step.plot(curves["step"], _values(curves["loss"]), **style)
-        by_time.plot(curves["seconds"], _values(curves["loss"]), **style)
+        by_step.plot(curves["step"], numbers(curves["loss"]), **style)
+        by_time.plot(curves["seconds"], numbers(curves["loss"]), **style)
         if run["khat_over_k"]:
-            quality.plot(curves["step"], np.maximum(_values(curves["khat_over_k"]), LEAST), **style)
+            quality.plot(curves["step"], np.maximum(numbers(curves["khat_over_k"]), LEAST), **style)
         if len(evaluations["metric"]) <= FEW:
             style |= {"marker": "o", "markersize": 2.5}
-        metric.plot(evaluations["seconds"], _values(evaluations["metric"]), **style)
+        metric.plot(evaluations["seconds"], numbers(evaluations["metric"]), **style)
     smoothed = _mean_of(runs)
     _finish(by_step, f"Training loss{where}", "step", f"loss, {smoothed}")
     _finish(by_time, f"Training loss over time{where}", SECONDS, f"loss, {smoothed}")
@@ -117,10 +118,4 @@ def _finish(axis: Axes, title: str, across: str, up: str) -> None:
     axis.set_title(title, loc="left", fontsize=11)
     axis.set_xlabel(across)
     axis.set_ylabel(up)
-    axis.grid(which="major", color="#e6e6e6")
-    axis.set_axisbelow(True)
-    axis.spines[["top", "right"]].set_visible(False)
-
-
-def _values(values: Sequence[float | None]) -> np.ndarray[Any, Any]:
-    return np.array([np.nan if value is None else value for value in values], dtype=np.float64)
+    plain(axis)

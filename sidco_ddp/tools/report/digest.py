@@ -105,7 +105,7 @@ def thin(steps: Sequence[dict[str, Any]], elapsed: np.ndarray[Any, Any]) -> dict
     count = min(POINTS, len(steps))
     ends = [len(steps) * (point + 1) // count for point in range(count)]
     window = max(WINDOW, -(-len(steps) // count))
-    loss, quality = [_numbers(row[name] for row in steps) for name in ("loss", "khat_over_k")]
+    loss, quality = [numbers(row[name] for row in steps) for name in ("loss", "khat_over_k")]
     since = [quality[start:end] for start, end in zip([0, *ends[:-1]], ends, strict=True)]
     return {
         "window": window,
@@ -129,7 +129,8 @@ def _columns(evaluations: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return columns
 
 
-def _numbers(values: Iterable[float | None]) -> np.ndarray[Any, Any]:
+def numbers(values: Iterable[float | None]) -> np.ndarray[Any, Any]:
+    """As float64, NaN for None."""
     return np.array([np.nan if value is None else value for value in values], dtype=np.float64)
 
 
